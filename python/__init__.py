@@ -1,0 +1,1 @@
+"""Trunkline: an LLM serving engine."""

@@ -1,0 +1,118 @@
+"""The Rust core: scheduler, prefix tree and detokenizer of one engine.
+
+Every method that may take longer than 100 us releases the GIL. A `Core` may be used from any
+thread; calls are serialised by one lock.
+"""
+
+from typing import Final, final
+
+from typing_extensions import Buffer
+
+VERSION: Final[str]
+
+class CoreError(Exception):
+    """The core was given something it cannot use (a malformed message, a wrong step)."""
+
+class IntegrityError(CoreError):
+    """An invariant of the scheduler or the prefix tree does not hold: a bug."""
+
+@final
+class Core:
+    """One engine's scheduler.
+
+    `docs/plan.md` describes the blocks, `engine/messages.py` the messages.
+    """
+
+    def __new__(cls, config: bytes) -> Core:
+        """Build a core.
+
+        Args:
+            config: JSON object, the fields of `engine.core_config.CoreConfig`; unknown keys are
+                errors.
+
+        Raises:
+            CoreError: a value is out of range, or the tokenizer has a decoder that this build does
+                not know.
+        """
+
+    def submit(self, client: int, message: bytes, now: float) -> int | None:
+        """Queue a request, or refuse it: either way an event follows.
+
+        Args:
+            client: number of the client; its events come back under it.
+            message: msgpack of `engine.messages.Submit`.
+            now: unix seconds.
+
+        Returns:
+            The request's id if it must be prepared (see `ready`), else None.
+
+        Raises:
+            CoreError: the message is malformed; nothing was queued and no event follows.
+        """
+
+    def ready(self, request: int, error: str | None = None) -> None:
+        """Release a request that had to be prepared; with `error`, refuse it (400).
+
+        Unknown ids are ignored: the request may have been aborted meanwhile.
+        """
+
+    def abort(self, client: int | None, key: int | None, rid: str | None) -> int:
+        """End requests.
+
+        Selected by client and key, by client alone (all of its requests), or by rid (a request, or
+        one sample as `rid_k`); all None means everything.
+
+        Takes effect now for what waits, at the next commit for what runs. Events follow.
+
+        Returns:
+            How many requests it met; 0 if there was none.
+        """
+
+    def plan(self, now: float, arena: Buffer) -> int | None:
+        """Write the next step's plan into `arena`.
+
+        Args:
+            now: unix seconds.
+            arena: writable, contiguous, 8-byte aligned, at least `arena_bytes` of the config.
+
+        Returns:
+            The step's id, or None when nothing can be computed now.
+
+        Raises:
+            CoreError: more steps are in flight than the configured depth.
+        """
+
+    def commit(self, now: float, result: Buffer) -> None:
+        """Take the result of the oldest step in flight.
+
+        Raises:
+            CoreError: the block is malformed, or not of that step; nothing was committed.
+        """
+
+    def take_events(self) -> list[tuple[int, bytes]]:
+        """Events since the last call: `(client, msgpack array)` each."""
+
+    def has_work(self) -> bool:
+        """Whether a request waits or runs or a step is in flight."""
+
+    def next_deadline(self) -> float | None:
+        """When the next waiting request times out (unix seconds): `plan` must be called then."""
+
+    def flush_cache(self) -> bool:
+        """Forget every cached prefix; False (and nothing done) while requests run or wait."""
+
+    def set_weight_epoch(self, epoch: int) -> bool:
+        """Mark new weights: cached prefixes of older epochs never match again.
+
+        False (and nothing done) while a step is in flight.
+        """
+
+    def stats(self) -> dict[str, float]:
+        """Gauges and cumulative counters by name (`rust/scheduler/src/stats.rs` lists them)."""
+
+    def check_integrity(self) -> None:
+        """Check every invariant of scheduler and tree.
+
+        Raises:
+            IntegrityError: one does not hold; the message says which.
+        """

@@ -1,0 +1,1 @@
+"""Engine: the loop around the scheduler, the model runner, models and weights."""

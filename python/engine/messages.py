@@ -1,0 +1,185 @@
+"""What client and engine say to each other: msgpack arrays, typed on both sides.
+
+Client to engine: a message is one `kind` byte and a msgpack payload; `Submit` is decoded by the
+Rust scheduler (`rust/scheduler/src/messages.rs`), the others by `loop.py`. Engine to client: a blob
+is one msgpack array of events. Fields are positional: both sides change together.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+SUBMIT: Final = b"S"
+ABORT: Final = b"A"
+CONTROL: Final = b"C"
+
+
+class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """How a request's tokens are chosen; validated, every default filled in.
+
+    `seed` is always set: clients derive it from the request id when the caller gave none.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    max_new_tokens: int | None = 128  # None: as many as the context holds
+    min_new_tokens: int = 0
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False
+    seed: int = 0  # 0 <= seed < 2**64
+    logit_bias: list[tuple[int, float]] = []
+
+
+class LogprobRequest(msgspec.Struct, array_like=True, frozen=True):
+    """Which log-probs a request wants.
+
+    `prompt_start` is the first prompt position that is scored; None scores output only.
+    """
+
+    prompt_start: int | None = None
+    top_n: int = 0
+    ids: list[int] = []
+
+
+class Resume(msgspec.Struct, array_like=True, frozen=True):
+    """What a sample already has when its request is submitted again."""
+
+    output_ids: list[int]
+    delivered_chars: int
+
+
+class Submit(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """One request.
+
+    `key` is the client's handle, unique among its live requests; `rid` is the public id.
+    `stream_interval` is the number of tokens between deltas; 0 delivers at the end only.
+    `request_class` 0 is interactive, 1 is batch. `resume` is empty or has one entry per sample.
+    `must_prepare` holds the request back until `Core.ready`.
+    """
+
+    key: int
+    rid: str
+    prompt: list[int]
+    sampling: SamplingParams
+    n: int = 1
+    stream_interval: int = 1
+    priority: int = 0
+    namespace: str = ""
+    request_class: int = 0
+    logprobs: LogprobRequest | None = None
+    resume: list[Resume] = []
+    must_prepare: bool = False
+
+
+class Abort(msgspec.Struct, array_like=True, frozen=True):
+    """End one request: by the client's key, or by rid (whole request or one sample), or all."""
+
+    key: int | None = None
+    rid: str | None = None
+    all: bool = False
+
+
+class Control(msgspec.Struct, array_like=True, frozen=True):
+    """A question to the loop, answered by `ControlReply` with the same key."""
+
+    key: int
+    verb: str  # flush_cache, server_info, ...
+    arguments: dict[str, str | int | float | bool | None] = {}
+
+
+class Accepted(msgspec.Struct, array_like=True, frozen=True, tag=1):
+    """The request is in the queue; nothing can refuse it any more."""
+
+    key: int
+
+
+class Refused(msgspec.Struct, array_like=True, frozen=True, tag=2):
+    """The request never entered the queue. `status` is the HTTP status that fits."""
+
+    key: int
+    status: int
+    kind: str  # invalid_request_error, queue_full, queue_timeout, preempted, ...
+    message: str
+    param: str | None
+
+
+class Started(msgspec.Struct, array_like=True, frozen=True, tag=3):
+    """A sample has its first token; sent before its first delta. Times are unix seconds."""
+
+    key: int
+    sample: int
+    cached_device: int
+    cached_host: int
+    forward_entry_time: float
+    prefill_finished_time: float
+    queue_time: float
+
+
+class Logprobs(msgspec.Struct, array_like=True, frozen=True):
+    """Log-probs of consecutive tokens; `top` and `ids` hold `(logprob, id)` pairs per token.
+
+    The first entry of a prompt that is scored from position 0 is NaN: nothing precedes it.
+    """
+
+    values: list[float]
+    top: list[list[tuple[float, int]]] = []
+    ids: list[list[tuple[float, int]]] = []
+
+
+class Delta(msgspec.Struct, array_like=True, frozen=True, tag=4):
+    """New tokens of a sample. Offsets are absolute (tokens, code points): apply once."""
+
+    key: int
+    sample: int
+    token_offset: int
+    token_ids: list[int]
+    text_offset: int
+    text: str
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
+
+
+class Finished(msgspec.Struct, array_like=True, frozen=True, tag=5):
+    """The last delta of a sample and how it ended.
+
+    `reason` is stop, length, abort or error; `matched` the token id or string that stopped it;
+    `status` the HTTP status that fits an abort or error (0 when the client aborted).
+    `completion_tokens` counts the stop token; `reasoning_tokens` is 0 until a parser counts them.
+    """
+
+    key: int
+    sample: int
+    token_offset: int
+    token_ids: list[int]
+    text_offset: int
+    text: str
+    logprobs: Logprobs | None
+    prompt_logprobs: Logprobs | None
+    reason: str
+    matched: int | str | None
+    message: str | None
+    status: int
+    completion_tokens: int
+    num_retractions: int
+    queue_time: float
+
+
+class ControlReply(msgspec.Struct, array_like=True, frozen=True, tag=6):
+    """Answer to `Control`; `error` is None when it worked."""
+
+    key: int
+    value: dict[str, object]
+    error: str | None = None
+
+
+Event = Accepted | Refused | Started | Delta | Finished | ControlReply

@@ -1,0 +1,53 @@
+"""The architecture of a decoder, as flags: what the dense families differ in.
+
+Filled from a Hugging Face `config.json` or from GGUF metadata (`weights/`), read by `models/`. It
+knows nothing of devices or storage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Rotary position encoding: everything reduces to inverse frequencies and one factor."""
+
+    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
+    theta: float = 10_000.0
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    rotary_dim: int | None = None  # None: the whole head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """A dense decoder. Sizes in elements; `dtype` is the checkpoint's own (a torch dtype name)."""
+
+    architecture: str  # e.g. LlamaForCausalLM
+    model_type: str  # e.g. llama
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position: int
+    dtype: str = "bfloat16"
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    hidden_act: str = "silu"
+    sliding_window: int | None = None
+    sliding_layers: tuple[bool, ...] = ()  # empty: every layer where sliding_window is set

@@ -1,0 +1,1 @@
+"""Reading models from disk or hub: safetensors, GGUF, the embedded default."""

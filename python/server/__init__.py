@@ -1,0 +1,1 @@
+"""The HTTP shell: OpenAI and native APIs, metrics, command line."""

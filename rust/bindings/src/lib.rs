@@ -1,0 +1,9 @@
+//! `trunkline._core`: the only crate that knows Python.
+
+/// The extension module.
+#[pyo3::pymodule(gil_used = false)]
+mod _core {
+    #[pymodule_export]
+    /// Version of the Rust core, equal to the wheel's.
+    const VERSION: &str = env!("CARGO_PKG_VERSION");
+}

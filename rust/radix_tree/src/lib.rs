@@ -1,0 +1,1 @@
+//! The prefix tree: token sequences to KV pages.

@@ -1,0 +1,1 @@
+//! Requests, queue policies, plans and commits.
