@@ -79,7 +79,7 @@ impl Stream {
         }
     }
 
-    /// Makes the text a continuation of `prompt`; call it before the first push, on a new stream.
+    /// Makes the text a continuation of `prompt`; call it once, before the first push.
     ///
     /// The text is then `decode(prompt + output)` without its beginning `decode(prompt)`. A prompt
     /// that ends inside a character is not part of the text, but if the output completes that
@@ -112,7 +112,7 @@ impl Stream {
             self.append(token);
         }
         self.partial.from_prompt = self.partial.len > 0;
-        self.text.buffer.clear();
+        self.text.restart();
         self.text.stops = stops;
     }
 
@@ -144,7 +144,7 @@ impl Stream {
     /// completed becomes U+FFFD. Returns the stop string that the text contains, if any.
     pub fn finish(&mut self) -> Option<usize> {
         if self.text.matched.is_none() {
-            self.flush_partial();
+            replace_partial(&mut self.partial, &mut self.text);
         }
         self.text.held = 0;
         self.text.state = ROOT;
@@ -185,16 +185,20 @@ impl Stream {
             append_bytes(&mut self.partial, &mut self.text, bytes);
         }
     }
-
-    fn flush_partial(&mut self) {
-        if self.partial.len > 0 && !self.partial.from_prompt {
-            self.text.append(REPLACEMENT);
-        }
-        self.partial = Partial::default();
-    }
 }
 
 const REPLACEMENT: &str = "\u{FFFD}";
+
+/// Gives up waiting for the rest of a character.
+fn replace_partial(partial: &mut Partial, text: &mut Text) {
+    if partial.from_prompt {
+        // The prompt's text ends with U+FFFD, so the output is not at the start.
+        text.strip_count = 0;
+    } else if partial.len > 0 {
+        text.append(REPLACEMENT);
+    }
+    *partial = Partial::default();
+}
 
 /// Appends bytes of which some are not UTF-8, or only with what precedes or follows them.
 fn append_bytes(partial: &mut Partial, text: &mut Text, mut bytes: &[u8]) {
@@ -213,12 +217,7 @@ fn append_bytes(partial: &mut Partial, text: &mut Text, mut bytes: &[u8]) {
                 bytes = rest;
             }
             // The new byte does not continue the character: it is looked at again on its own.
-            Err(_) => {
-                if !partial.from_prompt {
-                    text.append(REPLACEMENT);
-                }
-                *partial = Partial::default();
-            }
+            Err(_) => replace_partial(partial, text),
         }
     }
     while !bytes.is_empty() {
@@ -272,6 +271,13 @@ impl Text {
             }
         }
         piece
+    }
+
+    /// Forgets what was not drained and any beginning of a stop string.
+    fn restart(&mut self) {
+        self.buffer.clear();
+        self.held = 0;
+        self.state = ROOT;
     }
 
     fn released(&self) -> &str {
