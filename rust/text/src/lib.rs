@@ -29,6 +29,29 @@
 //! * **Start.** Some decoders treat the first token differently (`Metaspace`, `WordPiece`, `Strip`
 //!   after `Fuse`). Output continues its prompt: with [`Stream::prime`], the text is
 //!   `decode(prompt + output)` without its beginning `decode(prompt)`.
+//!
+//! # Example
+//!
+//! ```
+//! use std::sync::Arc;
+//! use text::{Decoder, StopStrings, Stream, StreamOptions};
+//!
+//! let decoder = Arc::new(Decoder::from_tokenizer_json(
+//!     r#"{"decoder": {"type": "ByteLevel"},
+//!         "model": {"type": "BPE", "vocab": {"Hello": 0, "Ġwor": 1, "ld": 2, "!Ċ": 3}}}"#,
+//! )?);
+//! let stops = Some(Arc::new(StopStrings::new(["\n"])?));
+//! let mut stream = Stream::new(decoder, StreamOptions { stops, ..StreamOptions::default() });
+//! stream.prime(&[0]);
+//! let mut text = String::new();
+//! assert_eq!(stream.push(1), None);
+//! assert_eq!(stream.drain_into(&mut text), 0);
+//! assert_eq!(stream.push(2), None);
+//! assert_eq!(stream.push(3), Some(0));
+//! assert_eq!(stream.drain_into(&mut text), 4);
+//! assert_eq!(text, " world!");
+//! # Ok::<(), text::Error>(())
+//! ```
 
 mod decoder;
 mod pipeline;

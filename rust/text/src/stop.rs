@@ -29,8 +29,8 @@ struct Node {
 
 /// The stop strings of a request. Immutable; share it in an `Arc`.
 ///
-/// An empty list is allowed and never matches. Time to build and memory are proportional to the sum
-/// of the lengths (times at most 32 for 32 strings); a limit is the caller's to set.
+/// An empty list is allowed and never matches. Memory (24 bytes per byte) and the time to build are
+/// proportional to the sum of the lengths; a limit on it is the caller's to set.
 pub struct StopStrings {
     strings: Vec<String>,
     nodes: Vec<Node>,
