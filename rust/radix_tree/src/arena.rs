@@ -21,10 +21,11 @@ pub(crate) struct Node {
     pub(crate) end: usize,
     /// Locks taken on this node itself.
     pub(crate) locks: u32,
-    /// Children that are locked themselves or have a locked child. So taking or releasing a lock only climbs to the first
-    /// ancestor that is locked for another reason.
+    /// Children that are locked themselves or have a locked child. So taking or releasing a lock
+    /// only climbs to the first ancestor that is locked for another reason.
     pub(crate) locked_children: u32,
-    /// When the node was last the end of a match or an insert. What the children were used for is added when they leave.
+    /// When the node was last the end of a match or an insert. What the children were used for is
+    /// added when they leave.
     pub(crate) last_access: u64,
 }
 

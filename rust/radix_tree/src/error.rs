@@ -17,7 +17,8 @@ pub enum RadixError {
         /// Pages in the call.
         given: usize,
     },
-    /// A page that is already somewhere in the tree (or twice in the call) was inserted at another position.
+    /// A page that is already somewhere in the tree (or twice in the call) was inserted at another
+    /// position.
     #[error("page {} is already in the tree at another position", .0.0)]
     PageInUse(PageId),
     /// The node has been evicted, replaced or cleared.

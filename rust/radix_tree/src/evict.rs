@@ -6,11 +6,12 @@ use crate::tree::RadixTree;
 use crate::types::PageId;
 
 impl RadixTree {
-    /// Frees up to `num_pages` unlocked pages, the least recently used first, and never a page before those that follow it.
-    /// The pages are appended to `out` and belong to the caller again; returns how many there were. Fewer than asked means
-    /// that everything left is locked.
+    /// Frees up to `num_pages` unlocked pages, the least recently used first, and never a page
+    /// before those that follow it. The pages are appended to `out` and belong to the caller again;
+    /// returns how many there were. Fewer than asked means that everything left is locked.
     ///
-    /// A page is used by each match or insert whose path or donor it is on. Costs O(log n) per node.
+    /// A page is used by each match or insert whose path or donor it is on. Costs O(log n) per
+    /// node.
     pub fn evict(&mut self, num_pages: usize, out: &mut Vec<PageId>) -> usize {
         let mut num_freed = 0;
         while num_freed < num_pages {
@@ -49,15 +50,16 @@ impl RadixTree {
             debug_assert!(removed, "broken invariant: the pages of nodes are the tree's");
             out.push(page);
         }
-        // Ids of the node stood for more than is left, and matches that ended in it are shorter now.
+        // Ids of the node stood for more than is left, and matches that ended in it are shorter
+        // now.
         node.end -= num_pages * self.page_size;
         node.tokens.truncate(num_left * self.page_size);
         self.arena.retire_id(leaf);
         self.arena.bump(leaf);
     }
 
-    /// Removes an unlocked leaf. Its parent inherits its last use and may become the next leaf to go; a root without children
-    /// goes with it.
+    /// Removes an unlocked leaf. Its parent inherits its last use and may become the next leaf to
+    /// go; a root without children goes with it.
     pub(crate) fn remove_leaf(&mut self, leaf: u32) -> Node {
         self.unlist(leaf);
         self.unlink(leaf);

@@ -7,18 +7,20 @@ use crate::tree::RadixTree;
 use crate::types::{Inserted, NamespaceId, NodeId, PageId, PageOutcome};
 
 impl RadixTree {
-    /// Adds the pages of a key: those whose tokens the tree does not hold yet become the tree's. The last page may be
-    /// partial. The path is marked as used now.
+    /// Adds the pages of a key: those whose tokens the tree does not hold yet become the tree's.
+    /// The last page may be partial. The path is marked as used now.
     ///
     /// * A partial page that is a prefix of a page in the same place adds nothing.
-    /// * An unlocked partial page that is a prefix of a new page in the same place leaves the tree (`freed`).
-    /// * A partial page may be inserted again with more tokens, under the same page id, even while locked: its node, with id
-    ///   and locks, then stands for the longer page.
+    /// * An unlocked partial page that is a prefix of a new page in the same place leaves the tree
+    ///   (`freed`).
+    /// * A partial page may be inserted again with more tokens, under the same page id, even while
+    ///   locked: its node, with id and locks, then stands for the longer page.
     ///
     /// Only insert pages that hold the KV of all these tokens, and do not change it afterwards.
     ///
     /// # Errors
-    /// [`RadixError::PageCount`]; [`RadixError::PageInUse`] if a page to be adopted is in the tree at another position.
+    /// [`RadixError::PageCount`]; [`RadixError::PageInUse`] if a page to be adopted is in the tree
+    /// at another position.
     pub fn insert(
         &mut self,
         namespace: NamespaceId,
@@ -28,11 +30,12 @@ impl RadixTree {
         self.insert_below(namespace, NodeId::ROOT, key, pages)
     }
 
-    /// Like [`Self::insert`], for a key whose first whole pages end at `node`, given only what comes after them: it costs
-    /// nothing for the part above. `outcomes` are those of `pages`.
+    /// Like [`Self::insert`], for a key whose first whole pages end at `node`, given only what
+    /// comes after them: it costs nothing for the part above. `outcomes` are those of `pages`.
     ///
     /// # Errors
-    /// Also [`RadixError::StaleNode`], and [`RadixError::PartialNode`] if the node ends in a partial page.
+    /// Also [`RadixError::StaleNode`], and [`RadixError::PartialNode`] if the node ends in a
+    /// partial page.
     pub fn insert_below(
         &mut self,
         namespace: NamespaceId,
@@ -48,9 +51,6 @@ impl RadixTree {
                 needed,
                 given: pages.len(),
             });
-        }
-        if tail.is_empty() {
-            return Ok(Inserted { node, outcomes: Vec::new(), freed: Vec::new() });
         }
         if node != NodeId::ROOT {
             let start = self.resolve(node)?;
@@ -118,7 +118,8 @@ impl RadixTree {
         }
     }
 
-    /// Adds pages below a node none of whose children begins with the first of them. Returns the last node made.
+    /// Adds pages below a node none of whose children begins with the first of them. Returns the
+    /// last node made.
     fn adopt(
         &mut self,
         parent: u32,
@@ -168,7 +169,8 @@ impl RadixTree {
         let children = &self.arena[parent].children;
         let mut found = Vec::new();
         let mut length = chunk.len();
-        // A prefix of `chunk[..length]` is not longer than what `chunk` shares with the sibling on its left.
+        // A prefix of `chunk[..length]` is not longer than what `chunk` shares with the sibling on
+        // its left.
         while length > 0 {
             let position =
                 self.find_child(parent, &chunk[..length]).unwrap_or_else(|position| position);

@@ -34,7 +34,8 @@ pub enum IntegrityError {
 }
 
 impl RadixTree {
-    /// Checks structure, order, locks, counters and the order of eviction, in time linear in the size of the tree.
+    /// Checks structure, order, locks, counters and the order of eviction, in time linear in the
+    /// size of the tree.
     ///
     /// # Errors
     /// The first violation found.

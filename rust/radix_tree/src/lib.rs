@@ -1,11 +1,13 @@
 //! The prefix tree: token sequences to KV pages.
 //!
-//! A [`RadixTree`] remembers which page of the KV pool holds which tokens, so that a new sequence can reuse the computation
-//! of every earlier one with which it shares a prefix. It matches token by token although pages hold `page_size` of them,
-//! protects what is in use ([`RadixTree::lock`]), and gives back the least recently used pages ([`RadixTree::evict`]).
+//! A [`RadixTree`] remembers which page of the KV pool holds which tokens, so that a new sequence
+//! can reuse the computation of every earlier one with which it shares a prefix. It matches token
+//! by token although pages hold `page_size` of them, protects what is in use ([`RadixTree::lock`]),
+//! and gives back the least recently used pages ([`RadixTree::evict`]).
 //!
-//! It does not know the pool, requests, devices, time or threads: pages are numbers that the caller hands in and gets back,
-//! and every page is owned either by the tree or by the caller. It is deterministic.
+//! It does not know the pool, requests, devices, time or threads: pages are numbers that the caller
+//! hands in and gets back, and every page is owned either by the tree or by the caller. It is
+//! deterministic.
 //!
 //! ```
 //! use radix_tree::{NamespaceId, PageId, RadixTree};

@@ -5,7 +5,8 @@ use crate::tree::RadixTree;
 use crate::types::NodeId;
 
 impl RadixTree {
-    /// Protects the pages that a node stands for, all the way to its root, until [`Self::unlock`] is called as often as this.
+    /// Protects the pages that a node stands for, all the way to its root, until [`Self::unlock`]
+    /// is called as often as this.
     ///
     /// Splits do not matter: the id stays right for unlocking.
     ///
@@ -28,7 +29,8 @@ impl RadixTree {
     /// Takes back one [`Self::lock`] of a node.
     ///
     /// # Errors
-    /// [`RadixError::NotLocked`]; [`RadixError::StaleNode`], which cannot happen to a node that is locked.
+    /// [`RadixError::NotLocked`]; [`RadixError::StaleNode`], which cannot happen to a node that is
+    /// locked.
     pub fn unlock(&mut self, node: NodeId) -> Result<(), RadixError> {
         if node == NodeId::ROOT {
             return Ok(());
@@ -61,7 +63,8 @@ impl RadixTree {
         }
     }
 
-    /// Tells the ancestors that a node is no longer locked, up to one that is locked for another reason.
+    /// Tells the ancestors that a node is no longer locked, up to one that is locked for another
+    /// reason.
     fn end_lock(&mut self, mut index: u32) {
         loop {
             let node = &self.arena[index];

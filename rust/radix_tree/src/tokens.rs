@@ -1,6 +1,7 @@
 //! Comparing runs of key ids.
 
-/// Key ids compared at once while looking for the first difference: small enough to end near it, large enough for SIMD.
+/// Key ids compared at once while looking for the first difference: small enough to end near it,
+/// large enough for SIMD.
 const BLOCK: usize = 32;
 
 /// Length of the longest common prefix of two runs.

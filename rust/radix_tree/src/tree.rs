@@ -11,9 +11,10 @@ use crate::types::{Donor, Match, NamespaceId, NodeId, PageId, Peek, Watch};
 
 /// A prefix tree from key ids to pages. See the crate's documentation.
 ///
-/// Every node but the roots has at least one page. A node holds either whole pages or exactly one partial page, and the
-/// latter has no children. The first pages of siblings differ; they may share leading tokens, and a partial page may be a
-/// prefix of a sibling if it was locked when that sibling came.
+/// Every node but the roots has at least one page. A node holds either whole pages or exactly one
+/// partial page, and the latter has no children. The first pages of siblings differ; they may share
+/// leading tokens, and a partial page may be a prefix of a sibling if it was locked when that
+/// sibling came.
 #[derive(Debug, Clone)]
 pub struct RadixTree {
     pub(crate) page_size: usize,
@@ -38,8 +39,8 @@ pub(crate) struct Walk {
     pub(crate) inside: Option<(u32, usize)>,
     /// Tokens in whole pages, counted from where the walk began.
     pub(crate) num_tokens: usize,
-    /// Node with the page that goes on like the key, and for how many tokens. The page is the first of the node, or the one
-    /// at which `inside` ends.
+    /// Node with the page that goes on like the key, and for how many tokens. The page is the first
+    /// of the node, or the one at which `inside` ends.
     pub(crate) donor: Option<(u32, usize)>,
     /// The node whose version changes whenever the result of this walk could.
     pub(crate) watched: u32,
@@ -104,10 +105,12 @@ impl RadixTree {
         self.arena.iter().flat_map(|(_, node)| node.pages.iter().copied())
     }
 
-    /// Finds the longest cached prefix of `key` and marks it as used now. Slice the key to cap the match.
+    /// Finds the longest cached prefix of `key` and marks it as used now. Slice the key to cap the
+    /// match.
     ///
-    /// Nodes are split so that `node` stands for exactly the shared pages and `donor.node` for these and the donor page. What
-    /// is returned may leave the tree at the next [`Self::insert`] or [`Self::evict`] unless it is locked before.
+    /// Nodes are split so that `node` stands for exactly the shared pages and `donor.node` for
+    /// these and the donor page. What is returned may leave the tree at the next [`Self::insert`]
+    /// or [`Self::evict`] unless it is locked before.
     pub fn match_prefix(&mut self, namespace: NamespaceId, key: &[u32]) -> Match {
         let Some(&root) = self.roots.get(&namespace) else {
             return Match { node: NodeId::ROOT, pages: Vec::new(), donor: None, num_tokens: 0 };
@@ -140,7 +143,8 @@ impl RadixTree {
         }
     }
 
-    /// Whether a measured match still has the same length. Constant time; false may be a false alarm, true never is.
+    /// Whether a measured match still has the same length. Constant time; false may be a false
+    /// alarm, true never is.
     pub fn is_current(&self, watch: Watch) -> bool {
         if watch.slot == NIL {
             return watch.version == self.num_roots_made;
@@ -148,8 +152,8 @@ impl RadixTree {
         self.arena.version(watch.slot) == watch.version
     }
 
-    /// Measures a match again if it has changed, resuming at the deepest node of the former match that is left. Returns
-    /// whether it had to.
+    /// Measures a match again if it has changed, resuming at the deepest node of the former match
+    /// that is left. Returns whether it had to.
     ///
     /// `namespace` and `key` must be those that `peek` was made with.
     ///
@@ -225,7 +229,8 @@ impl RadixTree {
         self.arena[parent].children.binary_search_by(|&child| self.first_page(child).cmp(chunk))
     }
 
-    /// The child that shares the most leading tokens with `chunk`, whose sorted position is given: one of the neighbours.
+    /// The child that shares the most leading tokens with `chunk`, whose sorted position is given:
+    /// one of the neighbours.
     fn nearest_child(&self, parent: u32, position: usize, chunk: &[u32]) -> Option<(u32, usize)> {
         let children = &self.arena[parent].children;
         let neighbours = [position.checked_sub(1), Some(position)];
@@ -237,7 +242,8 @@ impl RadixTree {
             .max_by_key(|&(_, num_tokens)| num_tokens)
     }
 
-    /// The node whose version stands for the gap before a position among the children: the left sibling, or the parent.
+    /// The node whose version stands for the gap before a position among the children: the left
+    /// sibling, or the parent.
     fn left_of(&self, parent: u32, position: usize) -> u32 {
         match position.checked_sub(1) {
             Some(left) => self.arena[parent].children[left],
@@ -255,7 +261,8 @@ impl RadixTree {
 
     /// Cuts the first `num_pages` pages off a node and makes them its parent, which is returned.
     ///
-    /// The lower part keeps the slot, hence its id, its locks and its place in the order of eviction.
+    /// The lower part keeps the slot, hence its id, its locks and its place in the order of
+    /// eviction.
     fn split(&mut self, index: u32, num_pages: usize) -> u32 {
         let num_tokens = num_pages * self.page_size;
         let parent = self.arena[index].parent;
