@@ -55,8 +55,7 @@ pub struct Donor {
     pub node: NodeId,
     /// The page to copy from.
     pub page: PageId,
-    /// How many of its leading tokens are those of the key; at least 1, less than `page_size`
-    /// unless the key goes on exactly like a partial page.
+    /// How many of its leading tokens are those of the key: at least 1, less than `page_size`.
     pub num_tokens: u32,
 }
 
