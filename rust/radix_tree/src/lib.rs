@@ -30,6 +30,24 @@
 //! assert_eq!(freed, [PageId(11)]);
 //! # Ok::<(), radix_tree::RadixError>(())
 //! ```
+//!
+//! A queue ordered by cached prefix measures each waiting key once ([`RadixTree::peek`]) and then
+//! asks for changes only ([`RadixTree::refresh`]): constant time per key as long as nothing has
+//! entered or left the tree where that key leaves it.
+//!
+//! ```
+//! # use radix_tree::{NamespaceId, PageId, RadixTree};
+//! # let mut tree = RadixTree::new(2);
+//! # let namespace = NamespaceId(0);
+//! let mut peek = tree.peek(namespace, &[1, 2, 3, 4]);
+//! assert_eq!(peek.num_tokens, 0);
+//! tree.insert(namespace, &[1, 2, 3], &[PageId(1), PageId(2)])?;
+//! assert!(tree.refresh(namespace, &[1, 2, 3, 4], &mut peek));
+//! assert_eq!(peek.num_tokens, 3);
+//! tree.insert(namespace, &[7, 7], &[PageId(3)])?;
+//! assert!(tree.is_current(peek.watch));
+//! # Ok::<(), radix_tree::RadixError>(())
+//! ```
 
 mod arena;
 mod error;

@@ -61,7 +61,7 @@ impl Naive {
         self.entries.iter().any(|entry| entry.page == page)
     }
 
-    /// Pages of the given place (`index` pages from the root) whose tokens begin with `prefix`.
+    /// Pages in the place of the last page of `prefix` that hold at least its tokens.
     pub(crate) fn holders(&self, namespace: NamespaceId, prefix: &[u32]) -> Vec<&Entry> {
         let slot_end = prefix.len().div_ceil(self.page_size) * self.page_size;
         self.entries
