@@ -116,6 +116,13 @@ impl Stream {
         self.text.stops = stops;
     }
 
+    /// Looks for these stop strings from here on: only text that follows can complete or begin one.
+    pub fn set_stops(&mut self, stops: Option<Arc<StopStrings>>) {
+        self.text.stops = stops.filter(|stops| !stops.is_empty());
+        self.text.state = ROOT;
+        self.text.held = 0;
+    }
+
     /// Appends a token's text.
     ///
     /// Returns the index of the stop string that the text contains now, if any: the text is then
