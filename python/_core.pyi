@@ -8,6 +8,8 @@ from typing import Final, final
 
 from typing_extensions import Buffer
 
+__all__ = ["VERSION", "Core", "CoreError", "IntegrityError"]
+
 VERSION: Final[str]
 
 class CoreError(Exception):
@@ -36,7 +38,7 @@ class Core:
         """
 
     def submit(self, client: int, message: bytes, now: float) -> int | None:
-        """Queue a request, or refuse it: either way an event follows.
+        """Queue a request, or refuse it: either way an event follows (see `ready`).
 
         Args:
             client: number of the client; its events come back under it.
@@ -53,7 +55,8 @@ class Core:
     def ready(self, request: int, error: str | None = None) -> None:
         """Release a request that had to be prepared; with `error`, refuse it (400).
 
-        Unknown ids are ignored: the request may have been aborted meanwhile.
+        The request's first event, `Accepted` or `Refused`, comes with this call. Unknown ids are
+        ignored: the request may have been aborted meanwhile.
         """
 
     def abort(self, client: int | None, key: int | None, rid: str | None) -> int:
@@ -62,10 +65,14 @@ class Core:
         Selected by client and key, by client alone (all of its requests), or by rid (a request, or
         one sample as `rid_k`); all None means everything.
 
-        Takes effect now for what waits, at the next commit for what runs. Events follow.
+        Takes effect now for what waits, at the next commit for what is in a step in flight. Events
+        follow. A rid matches exactly, as a request before it matches as a sample.
 
         Returns:
             How many requests it met; 0 if there was none.
+
+        Raises:
+            CoreError: another combination of arguments.
         """
 
     def plan(self, now: float, arena: Buffer) -> int | None:
@@ -73,24 +80,31 @@ class Core:
 
         Args:
             now: unix seconds.
-            arena: writable, contiguous, 8-byte aligned, at least `arena_bytes` of the config.
+            arena: writable, contiguous bytes, 8-byte aligned, at least `arena_bytes` of the config.
+                No other thread may use it during the call.
 
         Returns:
-            The step's id, or None when nothing can be computed now.
+            The step's id, or None when nothing can be computed now: there is no work, or what there
+            is waits for a commit, for `ready`, or for memory that steps in flight will give back.
 
         Raises:
-            CoreError: more steps are in flight than the configured depth.
+            CoreError: more steps are in flight than the configured depth, or the arena is too small.
+            BufferError: the arena is not writable or not contiguous.
         """
 
     def commit(self, now: float, result: Buffer) -> None:
         """Take the result of the oldest step in flight.
+
+        Args:
+            now: unix seconds.
+            result: contiguous bytes; no other thread may write to them during the call.
 
         Raises:
             CoreError: the block is malformed, or not of that step; nothing was committed.
         """
 
     def take_events(self) -> list[tuple[int, bytes]]:
-        """Events since the last call: `(client, msgpack array)` each."""
+        """Events since the last call: `(client, msgpack array)`, one entry per client."""
 
     def has_work(self) -> bool:
         """Whether a request waits or runs or a step is in flight."""

@@ -11,9 +11,31 @@ import orjson
 class CoreConfig:
     """Everything `Core` needs to know; mirrored by `rust/scheduler/src/config.rs`.
 
-    `num_pages` counts page 0, which is reserved. `max_batch_tokens` is the token budget of a step
-    and `max_chunk_tokens` the most that one prompt gets of it. `overlap_depth` is how many steps may
-    be in flight when `plan` is called (0: plan, commit, plan, ...).
+    Attributes:
+        page_size: tokens per page of KV.
+        num_pages: pages of the pool, with page 0, which is reserved.
+        max_running_requests: rows of the device's tables. At most `max_batch_tokens` less one token
+            in eight sequences run, so that every one gets its next token and prompts get the rest.
+        max_queued_requests: interactive requests that may wait; further ones are refused (503).
+        max_queued_batch_requests: the same for requests of class 1.
+        max_batch_tokens: token budget of a step.
+        max_chunk_tokens: the most that one prompt gets of it; None: all that is left.
+        max_context_len: tokens of a sequence, prompt and output.
+        eos_token_ids: ids that end a sequence unless it ignores them.
+        policy: order of waiting requests of equal priority: fcfs (arrival) or lpm (longest cached
+            prefix first; fcfs without `prefix_cache`).
+        priority_scheduling: order by priority, higher first; otherwise priorities mean nothing.
+        low_priority_first: lower numbers first.
+        aging_steps: steps after which a passed-over request or prompt gets its turn whatever its
+            rank; the bounds are in `rust/scheduler/src/queue.rs` and `planner.rs`.
+        prefix_cache: keep KV of earlier sequences, and share it.
+        overlap_depth: steps that may be in flight when `plan` is called (0: plan, commit, ...).
+        waiting_timeout_s: after this a request of which nothing has run is refused (503).
+        new_token_ratio_init: share of a sequence's remaining tokens for which admission reserves
+            memory; falls to `new_token_ratio_min` over `new_token_ratio_decay_steps` steps.
+        max_samples: the largest `n` of a request.
+        arena_bytes: size of every arena given to `plan`.
+        tokenizer_json: contents of tokenizer.json; None: no text, only ids, and no stop strings.
     """
 
     page_size: int = 16

@@ -1,8 +1,17 @@
 //! `trunkline._core`: the only crate that knows Python.
 
+mod buffers;
+mod core;
+mod error;
+
 /// The extension module.
 #[pyo3::pymodule(gil_used = false)]
 mod _core {
+    #[pymodule_export]
+    use crate::core::Core;
+    #[pymodule_export]
+    use crate::error::{CoreError, IntegrityError};
+
     #[pymodule_export]
     /// Version of the Rust core, equal to the wheel's.
     const VERSION: &str = env!("CARGO_PKG_VERSION");
