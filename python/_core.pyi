@@ -88,7 +88,7 @@ class Core:
             is waits for a commit, for `ready`, or for memory that steps in flight will give back.
 
         Raises:
-            CoreError: more steps are in flight than the configured depth, or the arena is too small.
+            CoreError: more steps are in flight than the configured depth; the arena is too small.
             BufferError: the arena is not writable or not contiguous.
         """
 
