@@ -19,6 +19,8 @@ pub(crate) struct Estimate {
     ratio: f64,
     init: f64,
     min: f64,
+    decay_steps: f64,
+    /// What it falls by with each step: from where it was set it reaches `min` after `decay_steps`.
     decay: f64,
 }
 
@@ -51,8 +53,8 @@ impl Load {
 impl Estimate {
     pub(crate) fn new(config: &Config) -> Self {
         let (init, min) = (config.new_token_ratio_init, config.new_token_ratio_min);
-        let decay = (init - min) / f64::from(config.new_token_ratio_decay_steps);
-        Self { ratio: init, init, min, decay }
+        let decay_steps = f64::from(config.new_token_ratio_decay_steps);
+        Self { ratio: init, init, min, decay_steps, decay: (init - min) / decay_steps }
     }
 
     pub(crate) fn ratio(&self) -> f64 {
@@ -71,13 +73,18 @@ impl Estimate {
 
     /// Nothing runs any more.
     pub(crate) fn idle(&mut self) {
-        self.ratio = self.init;
+        self.set(self.init);
     }
 
     /// Sequences were retracted; these are left.
     pub(crate) fn retracted(&mut self, left: &Load) {
         let certain = left.outputs + u64::from(TOKENS_AFTER_RETRACTION) * left.rows;
         let all = left.outputs + left.sure + left.possible + 1;
-        self.ratio = (certain as f64 / all as f64).clamp(self.min, 1.0);
+        self.set((certain as f64 / all as f64).clamp(self.min, 1.0));
+    }
+
+    fn set(&mut self, ratio: f64) {
+        self.ratio = ratio;
+        self.decay = (ratio - self.min) / self.decay_steps;
     }
 }

@@ -103,38 +103,25 @@ impl Planner {
         load
     }
 
-    /// Gives every ready sequence the page that its next token needs, and takes those that cannot
-    /// have one out of `ready`. Returns the shortage if there was one.
+    /// Gives every sequence the page that its next token needs, and takes those that cannot have one
+    /// out of the lists. Returns the shortage if there was one.
     fn give_pages(&mut self, state: &mut State, now: f64) -> Option<Shortage> {
-        let page_size = state.config.page_size;
         let mut shortage: Option<Shortage> = None;
-        for index in 0..self.ready.len() {
-            let id = self.ready[index];
-            loop {
-                let sequence = &mut state.sequences[id];
-                let needed = (sequence.planned / page_size) as usize + 1;
-                if !sequence.is_schedulable()
-                    || sequence.kv.pages.len() >= needed
-                    || state.memory.allocate(1, &mut sequence.kv.pages)
-                {
-                    break;
-                }
-                let shortage = shortage.get_or_insert_default();
-                if shortage.relieve(state, id, now) == Relief::LeaveOut {
-                    break;
-                }
+        for index in 0..self.ready.len() + self.partial.len() {
+            let ready = self.ready.get(index);
+            let id = *ready.unwrap_or_else(|| &self.partial[index - self.ready.len()]);
+            while !has_page(state, id)
+                && !state.memory.allocate(1, &mut state.sequences[id].kv.pages)
+                && shortage.get_or_insert_default().relieve(state, id, now) == Relief::TryAgain
+            {
             }
         }
-        if shortage.is_some() {
-            let has_page = |id: &SequenceId| {
-                let sequence = &state.sequences[*id];
-                let needed = (sequence.planned / page_size) as usize + 1;
-                sequence.is_schedulable() && sequence.kv.pages.len() >= needed
-            };
-            self.ready.retain(has_page);
-            self.partial.retain(|&id| state.sequences[id].is_schedulable());
+        if let Some(shortage) = &shortage {
+            for list in [&mut self.ready, &mut self.partial] {
+                list.retain(|&id| state.sequences[id].is_schedulable() && has_page(state, id));
+            }
             state.sweep();
-            if shortage.as_ref().is_some_and(|shortage| shortage.retracted) {
+            if shortage.retracted {
                 let left = state.load();
                 state.estimate.retracted(&left);
             }
@@ -188,7 +175,7 @@ impl Planner {
                 (_, None) => return,
             };
             let most = budget.min(state.config.max_chunk_tokens.unwrap_or(budget));
-            let query_len = self.chunk(state, id, most);
+            let query_len = give_more_pages(state, id, self.chunk(state, id, most));
             if query_len == 0 {
                 return;
             }
@@ -236,8 +223,10 @@ impl Planner {
         let sequence = &state.sequences[id];
         let most = most.min(sequence.uncomputed());
         let kv = &sequence.kv;
+        let pages = state.config.pages_for(sequence.planned + most) as usize;
         let mut fixed = row_bytes(&sequence.params, 0)
-            + PAGE_WRITE_BYTES * (kv.pages.len() - kv.written as usize + kv.rewritten.len());
+            + PAGE_WRITE_BYTES
+                * (pages.max(kv.pages.len()) - kv.written as usize + kv.rewritten.len());
         if sequence.must_open {
             fixed += opened_bytes(&sequence.params, sequence.num_outputs())
                 + PAGE_WRITE_BYTES * kv.written as usize;
@@ -304,8 +293,11 @@ impl Planner {
         step.rows.push(row);
     }
 
-    /// Tells the runner who is in the slot.
+    /// Tells the runner who is in the slot, anew if it is to forget what it knows.
     fn open(&mut self, sequence: &mut Sequence) {
+        if sequence.kv.written > 0 {
+            self.writer.close(sequence.slot);
+        }
         let params = &sequence.params;
         let sampling = &params.sampling;
         self.writer.open(&Opened {
@@ -358,6 +350,27 @@ impl Planner {
         row.first_prompt_score = from;
         row.num_prompt_scores = to.saturating_sub(from);
     }
+}
+
+/// Whether the next token of a sequence has a page; true for one that gets no row.
+fn has_page(state: &State, id: SequenceId) -> bool {
+    let sequence = &state.sequences[id];
+    let index = (sequence.planned / state.config.page_size) as usize;
+    sequence.kv.pages.len() > index || !sequence.is_schedulable()
+}
+
+/// Gives a sequence pages for so many of its next tokens, and returns how many have pages then. The
+/// tokens known at admission have pages; others may have come in the meantime.
+fn give_more_pages(state: &mut State, id: SequenceId, tokens: u32) -> u32 {
+    let sequence = &mut state.sequences[id];
+    let page_size = state.config.page_size;
+    let needed = state.config.pages_for(sequence.planned + tokens) as usize;
+    while sequence.kv.pages.len() < needed {
+        if !state.memory.allocate(1, &mut sequence.kv.pages) {
+            break;
+        }
+    }
+    tokens.min(sequence.kv.pages.len() as u32 * page_size - sequence.planned)
 }
 
 /// Whether one more sequence may run.

@@ -124,6 +124,8 @@ pub(crate) struct Request {
     pub(crate) submitted: f64,
     /// Step counter when it was submitted: its age is counted from there.
     pub(crate) since_step: u64,
+    /// Its client knows that it was accepted.
+    pub(crate) accepted: bool,
     /// Held back until the caller calls `ready`.
     pub(crate) preparing: bool,
     /// Whether any of its samples has ever run.

@@ -100,16 +100,15 @@ impl Scheduler {
             resume: submit.resume,
             submitted: now,
             since_step: state.last_step,
+            accepted: false,
             preparing,
             started: false,
         });
-        if preparing {
-            state.activate_next(index);
-            return Ok(Some(id));
+        if !preparing {
+            state.accept(index);
         }
-        state.events.accepted(to);
         state.activate_next(index);
-        Ok(None)
+        Ok(preparing.then_some(id))
     }
 
     /// Releases a request that had to be prepared, or with `error` refuses it (400). Unknown ids are
@@ -121,12 +120,12 @@ impl Scheduler {
             return;
         }
         if let Some(message) = error {
-            self.refuse_preparing(index, &invalid(None, message));
+            self.refuse(index, &invalid(None, message));
             return;
         }
+        state.accept(index);
         let request = state.requests.get_mut(index);
         request.preparing = false;
-        state.events.accepted(request.to);
         let held = request.samples.iter().find_map(|&sample| match sample {
             SampleState::Live(id) => Some(id),
             SampleState::Pending | SampleState::Finished => None,
@@ -136,9 +135,15 @@ impl Scheduler {
         }
     }
 
-    /// Refuses a request that was not accepted yet.
-    fn refuse_preparing(&mut self, index: RequestIndex, refusal: &Refusal) {
-        let to = self.state.requests.get(index).to;
+    /// Refuses a request that is in the tables already; one that was accepted ends with an error.
+    fn refuse(&mut self, index: RequestIndex, refusal: &Refusal) {
+        let request = self.state.requests.get(index);
+        let to = request.to;
+        if request.accepted {
+            let finish = Finish::error(refusal.status, refusal.message.as_str());
+            self.state.finish_request(index, &finish);
+            return;
+        }
         self.state.discard_request(index);
         self.state.events.refused(to, refusal);
         self.state.counters.refused += 1;
@@ -163,7 +168,7 @@ impl Scheduler {
             },
         }
         for &index in &met {
-            self.accept_before_end(index);
+            self.state.accept(index);
             self.state.finish_request(index, &Finish::abort());
         }
         self.state.sweep();
@@ -175,19 +180,10 @@ impl Scheduler {
         if state == SampleState::Finished {
             return 0;
         }
-        self.accept_before_end(index);
+        self.state.accept(index);
         self.state.finish_sample(index, sample as usize, &Finish::abort());
         self.state.sweep();
         1
-    }
-
-    /// A request that is still being prepared has had no event: it is accepted before it ends.
-    fn accept_before_end(&mut self, index: RequestIndex) {
-        let request = self.state.requests.get_mut(index);
-        if request.preparing {
-            let to = request.to;
-            self.state.events.accepted(to);
-        }
     }
 
     /// Writes the next step's plan to the start of `arena`. `None` if nothing can be computed now.
@@ -239,16 +235,11 @@ impl Scheduler {
 
     /// Ends the requests that have waited too long.
     fn expire(&mut self, now: f64) {
-        const MESSAGE: &str = "Request waiting timeout reached.";
         while self.next_deadline().is_some_and(|deadline| deadline <= now) {
             let Some(index) = self.state.requests.oldest_unstarted() else { return };
-            if self.state.requests.get(index).preparing {
-                let message = MESSAGE.to_owned();
-                let refusal = Refusal { status: 503, kind: "queue_timeout", message, param: None };
-                self.refuse_preparing(index, &refusal);
-            } else {
-                self.state.finish_request(index, &Finish::error(503, MESSAGE));
-            }
+            let message = "Request waiting timeout reached.".to_owned();
+            let refusal = Refusal { status: 503, kind: "queue_timeout", message, param: None };
+            self.refuse(index, &refusal);
         }
     }
 

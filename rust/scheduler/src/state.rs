@@ -78,6 +78,14 @@ impl State {
         load
     }
 
+    /// Tells a request's client that it was accepted, once.
+    pub(crate) fn accept(&mut self, index: RequestIndex) {
+        let request = self.requests.get_mut(index);
+        if !std::mem::replace(&mut request.accepted, true) {
+            self.events.accepted(request.to);
+        }
+    }
+
     /// Brings a request's next pending sample to life. One that has ended already, as a resumed one
     /// may have, is reported, and the next one follows.
     pub(crate) fn activate_next(&mut self, index: RequestIndex) {
