@@ -1,0 +1,264 @@
+"""The vocabulary of operations that models are written in, and what passes through it.
+
+A model holds weight handles and calls operations; it never computes on activations itself. So a
+backend may fuse, quantise, shard, or record a model's operations once and replay them natively.
+This module knows no backend and no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+IntArray: TypeAlias = npt.NDArray[np.int32]
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+
+# Opaque to models and runner: each backend has its own.
+Activation: TypeAlias = Any
+Batch: TypeAlias = Any
+
+# A `Weight` (or `KvPool`) that the same backend created: operations may rely on its own class.
+OwnWeight: TypeAlias = Any
+OwnKvPool: TypeAlias = Any
+
+ActivationName = Literal["silu"]
+
+
+class Weight(Protocol):
+    """A handle of one or several checkpoint tensors, in whatever form the backend computes on."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape that `load` expects, by the name of the part."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the handle holds now."""
+
+    def load(self, part: str, tensor: torch.Tensor) -> None:
+        """Copy one checkpoint tensor into the handle; at any time, also over an older one.
+
+        Args:
+            part: a key of `shapes`.
+            tensor: any dtype and device; not kept.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPart:
+    """One checkpoint projection of a fused linear: `name.weight` and, with `bias`, `name.bias`."""
+
+    name: str
+    out_features: int
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSpec:
+    """`y = x W^T + b`, the parts' outputs one after another."""
+
+    in_features: int
+    parts: tuple[LinearPart, ...]
+
+    @property
+    def out_features(self) -> int:
+        """Width of the output."""
+        return sum(part.out_features for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class RotarySpec:
+    """Rotary encoding in halves: angles `position * inverse_frequency`, cos and sin times `factor`.
+
+    The first `2 * len(inverse_frequencies)` elements of a head are turned.
+    """
+
+    inverse_frequencies: torch.Tensor  # [rotary_dim / 2] float32, CPU
+    factor: float
+    num_positions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """One layer's attention. `window` counts the keys that a query sees, itself included."""
+
+    layer: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary: Any  # of `Backend.create_rotary`
+    window: int | None = None
+    query_norm: Weight | None = None
+    key_norm: Weight | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvSpec:
+    """Size of a KV pool; page 0 is reserved for padding and is never written."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    num_pages: int
+    page_size: int
+
+
+class KvPool(Protocol):
+    """Keys and values of all layers, in the backend's own layout."""
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all layers."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the pool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """What one forward pass computes: rows of scheduled tokens, flat, one row after another."""
+
+    kv: Any  # of `Backend.allocate_kv`
+    token_ids: torch.Tensor  # [tokens] int64, device
+    positions: IntArray  # [tokens]
+    query_lens: IntArray  # [rows]
+    computed_lens: IntArray  # [rows]
+    page_tables: IntArray  # [rows, pages]; entries beyond a row's length are arbitrary
+    logit_tokens: IntArray  # [logits] flat token indices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleInputs:
+    """One step's sampling: S samples, drawn from L logit positions over a vocabulary of V.
+
+    Sparse lists name the sample first: entry e changes logit `ids[e]` of sample `rows[e]`.
+    """
+
+    logit_index: IntArray  # [S] logit position
+    temperature: FloatArray  # [S] 0 = greedy
+    top_p: FloatArray
+    min_p: FloatArray
+    top_k: IntArray  # 0 = all
+    seed: npt.NDArray[np.int64]  # the 64 bits of the Philox key
+    position: IntArray  # absolute position of the new token
+
+    counted_rows: IntArray  # output tokens of samples with penalties, each id once per sample
+    counted_ids: IntArray
+    counts: FloatArray
+    frequency_penalty: FloatArray  # [S]
+    presence_penalty: FloatArray
+    repetition_penalty: FloatArray
+    suppressed_rows: IntArray  # ids held at -inf
+    suppressed_ids: IntArray
+    bias_rows: IntArray
+    bias_ids: IntArray
+    bias_values: FloatArray
+    masks: IntArray | None = None  # [masked samples, ceil(V / 32)]; bit i % 32 of word i / 32
+    mask_rows: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
+
+    logprob_rows: IntArray  # samples whose token's log-prob is wanted
+    top_n: IntArray  # [L]
+    score_offsets: IntArray  # [L + 1]
+    score_ids: IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleOutputs:
+    """Numbers are finite whatever the logits were; those of failed entries mean nothing."""
+
+    token_ids: IntArray  # [S]
+    logit_finite: npt.NDArray[np.bool_]  # [L] all raw logits there are finite
+    sample_possible: npt.NDArray[np.bool_]  # [S] a token was left after masks and suppression
+    sampled_logprobs: FloatArray  # by logprob_rows
+    score_logprobs: FloatArray  # by score_ids
+    top_ids: IntArray  # flat, top_n[l] each, best first, lower id first among equals
+    top_logprobs: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class PageMove:
+    """Copy the KV of the first `num_tokens` positions of a page, all layers."""
+
+    source: int
+    destination: int
+    num_tokens: int
+
+
+class Backend(Protocol):
+    """The operations, for one device and dtype.
+
+    A token's activations have the same bits whatever else is in the batch and however its row is
+    split into steps; `docs/architecture.md` says for which backends.
+    """
+
+    name: str
+    device: torch.device
+    dtype: torch.dtype
+
+    def create_embedding(self, num_embeddings: int, width: int) -> Weight:
+        """Handle of a token embedding; its part is `weight`."""
+
+    def create_norm(self, width: int, epsilon: float) -> Weight:
+        """Handle of an RMS norm over the last `width` elements; its part is `weight`."""
+
+    def create_linear(self, spec: LinearSpec) -> Weight:
+        """Handle of a linear; its parts are `name.weight` and `name.bias` of the spec's parts."""
+
+    def create_tied_linear(self, embedding: OwnWeight) -> Weight:
+        """Handle of a linear over the embedding's own table; it has no parts."""
+
+    def create_rotary(self, spec: RotarySpec) -> Any:
+        """Handle of a rotary encoding."""
+
+    def allocate_kv(self, spec: KvSpec) -> KvPool:
+        """Allocate a pool."""
+
+    def prepare(self, step: StepInputs) -> Batch:
+        """Whatever the operations of one forward pass share."""
+
+    def embed(self, weight: OwnWeight, batch: Batch) -> Activation:
+        """Look up the batch's tokens."""
+
+    def rms_norm(self, x: Activation, norm: OwnWeight) -> Activation:
+        """`x / rms(x) * weight`, reduced in float32."""
+
+    def linear(self, x: Activation, weight: OwnWeight) -> Activation:
+        """`x W^T + b`."""
+
+    def norm_linear(self, x: Activation, norm: OwnWeight, weight: OwnWeight) -> Activation:
+        """`linear(rms_norm(x))`."""
+
+    def gate_up_activation(self, x: Activation, activation: ActivationName) -> Activation:
+        """`act(gate) * up` of `[gate | up]`."""
+
+    def linear_add(self, x: Activation, weight: OwnWeight, residual: Activation) -> Activation:
+        """`residual + linear(x)`; `residual` may be overwritten and must not be used again."""
+
+    def attend(self, qkv: Activation, spec: AttentionSpec, batch: Batch) -> Activation:
+        """Attention of `[query | key | value]`.
+
+        Norms queries and keys (where the spec says so), turns them, writes keys and values to the
+        rows' pages and attends causally over everything that the rows then have.
+        """
+
+    def logits(self, x: Activation, norm: OwnWeight, head: OwnWeight, batch: Batch) -> Activation:
+        """Logits at the batch's logit tokens."""
+
+    def finite_tokens(self, x: Activation) -> npt.NDArray[np.bool_]:
+        """Which of the batch's tokens have only finite elements."""
+
+    def sample(self, logits: Activation, inputs: SampleInputs) -> SampleOutputs:
+        """Draw tokens and compute log-probs.
+
+        Order: frequency and presence penalty, suppression, repetition penalty, mask, bias,
+        temperature, top-k, top-p, min-p, draw. Log-probs are of the raw logits.
+        """
+
+    def move_pages(self, kv: OwnKvPool, moves: list[PageMove]) -> None:
+        """Copy pages; no page is source and destination in one call."""

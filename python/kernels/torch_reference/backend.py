@@ -1,0 +1,202 @@
+"""The reference backend: the vocabulary of operations in plain torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trunkline.kernels.interface import (
+    ActivationName,
+    AttentionSpec,
+    KvSpec,
+    LinearSpec,
+    PageMove,
+    RotarySpec,
+    SampleInputs,
+    SampleOutputs,
+    StepInputs,
+    Weight,
+)
+from trunkline.kernels.torch_reference.attention import AttentionKernel
+from trunkline.kernels.torch_reference.attention_plan import BLOCK, AttentionPlan
+from trunkline.kernels.torch_reference.kv_pool import TorchKvPool
+from trunkline.kernels.torch_reference.sampler import sample
+from trunkline.kernels.torch_reference.tiling import tiled_product
+from trunkline.kernels.torch_reference.weights import (
+    EmbeddingWeight,
+    HeightCache,
+    LinearWeight,
+    NormWeight,
+    Rotary,
+    TiedLinearWeight,
+)
+
+ACTIVATION_ELEMENTS = 1 << 17  # elements that a pointwise chain handles at once, in cache
+
+AnyLinear = LinearWeight | TiedLinearWeight
+
+
+@dataclass(slots=True)
+class TorchBatch:
+    """One step's shared tensors; the lazily built ones serve all layers."""
+
+    step: StepInputs
+    positions: torch.Tensor  # [tokens] int64
+    slots: torch.Tensor  # [tokens] int64: where the tokens' KV goes
+    logit_tokens: torch.Tensor  # [logits] int64
+    plans: dict[int | None, AttentionPlan] = field(default_factory=dict)
+    turns: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def plan(self, spec: AttentionSpec, kernel: AttentionKernel) -> AttentionPlan:
+        """The tiles for the spec's window."""
+        if spec.window not in self.plans:
+            self.plans[spec.window] = AttentionPlan(self.step, spec.window, kernel.heads)
+        return self.plans[spec.window]
+
+    def turn(self, rotary: Rotary) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cos and sin of the tokens' positions, [tokens, 1, rotary_dim / 2]."""
+        if id(rotary) not in self.turns:
+            cos = rotary.cos.index_select(0, self.positions).unsqueeze(1)
+            sin = rotary.sin.index_select(0, self.positions).unsqueeze(1)
+            self.turns[id(rotary)] = (cos, sin)
+        return self.turns[id(rotary)]
+
+
+class TorchBackend:
+    """See `kernels.interface.Backend`. Bits never depend on batch, chunk or step."""
+
+    name = "torch"
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device = device
+        self.dtype = dtype
+        self._like = torch.empty(0, device=device, dtype=dtype)
+        self._heights: HeightCache = {}
+        self._kernels: dict[tuple[int, int, int], AttentionKernel] = {}
+
+    def create_embedding(self, num_embeddings: int, width: int) -> EmbeddingWeight:
+        return EmbeddingWeight(num_embeddings, width, self._like)
+
+    def create_norm(self, width: int, epsilon: float) -> NormWeight:
+        return NormWeight(width, epsilon, self._like)
+
+    def create_linear(self, spec: LinearSpec) -> LinearWeight:
+        return LinearWeight(spec, self._like, self._heights)
+
+    def create_tied_linear(self, embedding: Weight) -> TiedLinearWeight:
+        assert isinstance(embedding, EmbeddingWeight)
+        return TiedLinearWeight(embedding, self._heights)
+
+    def create_rotary(self, spec: RotarySpec) -> Rotary:
+        return Rotary(spec, self.device)
+
+    def allocate_kv(self, spec: KvSpec) -> TorchKvPool:
+        if BLOCK % spec.page_size != 0:
+            raise ValueError(
+                f"page_size {spec.page_size} does not divide {BLOCK}; the torch backend takes "
+                "powers of two up to that"
+            )
+        return TorchKvPool(spec, self.dtype, self.device)
+
+    def move_pages(self, kv: TorchKvPool, moves: list[PageMove]) -> None:
+        kv.move(moves)
+
+    def prepare(self, step: StepInputs) -> TorchBatch:
+        size = step.kv.spec.page_size
+        rows = np.repeat(np.arange(step.query_lens.size), step.query_lens)
+        pages = step.page_tables[rows, step.positions // size].astype(np.int64)
+        return TorchBatch(
+            step=step,
+            positions=self._index(step.positions),
+            slots=self._index(pages * size + step.positions % size),
+            logit_tokens=self._index(step.logit_tokens),
+        )
+
+    def _index(self, array: npt.NDArray[np.integer[Any]]) -> torch.Tensor:
+        return torch.from_numpy(array.astype(np.int64)).to(self.device)
+
+    def embed(self, weight: EmbeddingWeight, batch: TorchBatch) -> torch.Tensor:
+        return weight.table.index_select(0, batch.step.token_ids)
+
+    def rms_norm(self, x: torch.Tensor, norm: NormWeight) -> torch.Tensor:
+        wide = x.float()
+        return (wide * _inverse_rms(wide, norm.epsilon)).to(x.dtype) * norm.weight
+
+    def linear(self, x: torch.Tensor, weight: AnyLinear) -> torch.Tensor:
+        product, heights = weight.product()
+        return tiled_product(product, x, heights)
+
+    def norm_linear(self, x: torch.Tensor, norm: NormWeight, weight: AnyLinear) -> torch.Tensor:
+        return self.linear(self.rms_norm(x, norm), weight)
+
+    def gate_up_activation(self, x: torch.Tensor, activation: ActivationName) -> torch.Tensor:
+        assert activation == "silu"
+        width = x.shape[1] // 2
+        result = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
+        step = max(1, ACTIVATION_ELEMENTS // width)
+        for part, out in zip(torch.split(x, step), torch.split(result, step), strict=True):
+            gate = part[:, :width].to(torch.float32, copy=True)
+            # torch's own silu rounds differently at the end of a thread's share; exp does not.
+            gate /= (-gate).exp_().add_(1.0)
+            torch.mul(gate.to(x.dtype), part[:, width:], out=out)
+        return result
+
+    def linear_add(
+        self, x: torch.Tensor, weight: AnyLinear, residual: torch.Tensor
+    ) -> torch.Tensor:
+        return residual.add_(self.linear(x, weight))
+
+    def attend(self, qkv: torch.Tensor, spec: AttentionSpec, batch: TorchBatch) -> torch.Tensor:
+        kernel = self._kernel(spec)
+        num_tokens = qkv.shape[0]
+        num_turned = spec.num_heads + spec.num_kv_heads
+        heads = qkv.view(num_tokens, num_turned + spec.num_kv_heads, spec.head_dim)
+        turned = heads[:, :num_turned].to(torch.float32, copy=True)
+        query, key = turned[:, : spec.num_heads], turned[:, spec.num_heads :]
+        for part, norm in ((query, spec.query_norm), (key, spec.key_norm)):
+            if norm is not None:
+                assert isinstance(norm, NormWeight)
+                part *= _inverse_rms(part.contiguous(), norm.epsilon)
+                part *= norm.weight.float()
+        _turn(turned, *batch.turn(spec.rotary))
+        pool: TorchKvPool = batch.step.kv
+        pool.write(spec.layer, batch.slots, (key.to(self.dtype), heads[:, num_turned:]))
+        scaled = query * spec.head_dim**-0.5
+        return kernel.attend(scaled, batch.plan(spec, kernel), pool, spec.layer)
+
+    def _kernel(self, spec: AttentionSpec) -> AttentionKernel:
+        shape = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        if shape not in self._kernels:
+            self._kernels[shape] = AttentionKernel.measure(*shape, self.device)
+        return self._kernels[shape]
+
+    def logits(
+        self, x: torch.Tensor, norm: NormWeight, head: AnyLinear, batch: TorchBatch
+    ) -> torch.Tensor:
+        """As the protocol says; [logits, vocabulary] float32."""
+        if batch.logit_tokens.numel() == 0:
+            return torch.empty((0, 0), dtype=torch.float32, device=self.device)
+        return self.norm_linear(x.index_select(0, batch.logit_tokens), norm, head).float()
+
+    def finite_tokens(self, x: torch.Tensor) -> npt.NDArray[np.bool_]:
+        return torch.isfinite(x).all(-1).cpu().numpy()
+
+    def sample(self, logits: torch.Tensor, inputs: SampleInputs) -> SampleOutputs:
+        return sample(logits, inputs)
+
+
+def _inverse_rms(x: torch.Tensor, epsilon: float) -> torch.Tensor:
+    return (x * x).mean(-1, keepdim=True).add_(epsilon).rsqrt_()
+
+
+def _turn(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Rotate the leading elements of each head, in place."""
+    half = cos.shape[-1]
+    first, second = heads[..., :half], heads[..., half : 2 * half]
+    turned = first * cos - second * sin
+    second.mul_(cos).add_(first * sin)
+    first.copy_(turned)
