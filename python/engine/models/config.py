@@ -12,7 +12,11 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Rotary position encoding: everything reduces to inverse frequencies and one factor."""
+    """Rotary position encoding: everything reduces to inverse frequencies and one factor.
+
+    `frequency_factors`, when not empty, has one number per inverse frequency (half the rotary
+    dimension), which divides it after everything else: GGUF files bring llama3 scaling this way.
+    """
 
     kind: Literal["default", "linear", "llama3", "yarn"] = "default"
     theta: float = 10_000.0
@@ -22,8 +26,9 @@ class RopeConfig:
     original_max_position: int = 8192
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    attention_factor: float | None = None
+    attention_factor: float | None = None  # yarn: scales cos and sin; None: 0.1 ln(factor) + 1
     rotary_dim: int | None = None  # None: the whole head
+    frequency_factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

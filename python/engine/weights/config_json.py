@@ -1,0 +1,266 @@
+"""From a Hugging Face `config.json`, in its old and its new spelling, to a DecoderConfig."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trunkline.engine.checkpoint import CheckpointError
+from trunkline.engine.models.config import DecoderConfig, RopeConfig
+
+ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+DTYPES = ("float32", "float16", "bfloat16")
+ACTIVATIONS = ("silu",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Family:
+    """What the architecture implies, and its defaults for keys that config.json leaves out."""
+
+    model_type: str
+    qkv_bias: bool = False  # always; `attention_bias` where the key exists
+    has_bias_flags: bool = False  # reads attention_bias and mlp_bias
+    qk_norm: bool = False
+    rms_norm_eps: float = 1e-6
+    head_dim: int | None = None
+    sliding_window: int | None = None
+    window_needs_flag: bool = False  # sliding_window counts only with use_sliding_window
+
+
+FAMILIES: Mapping[str, _Family] = {
+    "LlamaForCausalLM": _Family(model_type="llama", has_bias_flags=True),
+    "MistralForCausalLM": _Family(model_type="mistral", sliding_window=4096),
+    "Qwen2ForCausalLM": _Family(
+        model_type="qwen2", qkv_bias=True, sliding_window=4096, window_needs_flag=True
+    ),
+    "Qwen3ForCausalLM": _Family(
+        model_type="qwen3",
+        qk_norm=True,
+        has_bias_flags=True,
+        head_dim=128,
+        sliding_window=4096,
+        window_needs_flag=True,
+    ),
+}
+
+
+def parse_config(values: Mapping[str, Any], source: str) -> DecoderConfig:
+    """Read the architecture out of a config.json's values.
+
+    Args:
+        values: the parsed file.
+        source: the file's name, for messages.
+
+    Raises:
+        CheckpointError: a required key is missing or of the wrong type, or a value asks for
+            something that is not supported; the message says what is.
+    """
+    return _Parser(values, source).decoder()
+
+
+_REQUIRED: Any = object()
+
+
+class _Parser:
+    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+        self._values = values
+        self._source = source
+        architectures = values.get("architectures")
+        if not isinstance(architectures, list) or not architectures:
+            raise self._refusal("architectures", architectures, ", ".join(FAMILIES))
+        name = str(architectures[0])
+        if name not in FAMILIES:
+            raise self._refusal("architectures", architectures, ", ".join(FAMILIES))
+        self._architecture = name
+        self._family = FAMILIES[name]
+
+    def decoder(self) -> DecoderConfig:
+        self._refuse_unsupported()
+        family = self._family
+        hidden, heads = self._size("hidden_size"), self._size("num_attention_heads")
+        head_dim = self._size("head_dim", family.head_dim or hidden // heads)
+        num_kv_heads = self._size("num_key_value_heads", heads)
+        if heads % num_kv_heads:
+            raise CheckpointError(
+                f"{self._source}: num_attention_heads {heads} is not a multiple of "
+                f"num_key_value_heads {num_kv_heads}"
+            )
+        attention_bias = family.has_bias_flags and self._flag("attention_bias")
+        num_layers = self._size("num_hidden_layers")
+        window, window_layers = self._window(num_layers)
+        return DecoderConfig(
+            architecture=self._architecture,
+            model_type=family.model_type,
+            vocab_size=self._size("vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=self._size("intermediate_size"),
+            num_layers=num_layers,
+            num_heads=heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            rms_norm_eps=self._number("rms_norm_eps", family.rms_norm_eps),
+            max_position=self._size("max_position_embeddings"),
+            dtype=self._dtype(),
+            rope=self._rope(),
+            tie_word_embeddings=self._flag("tie_word_embeddings"),
+            qkv_bias=family.qkv_bias or attention_bias,
+            o_bias=attention_bias,
+            mlp_bias=family.has_bias_flags and self._flag("mlp_bias"),
+            qk_norm=family.qk_norm,
+            hidden_act=self._choice("hidden_act", "silu", ACTIVATIONS),
+            sliding_window=window,
+            sliding_layers=window_layers,
+        )
+
+    def _refuse_unsupported(self) -> None:
+        if (quantization := self._values.get("quantization_config")) is not None:
+            method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+            raise self._refusal(
+                "quantization_config.quant_method",
+                method,
+                "none (weights in float32, float16 or bfloat16) and GGUF files",
+            )
+
+    def _dtype(self) -> str:
+        name = self._values.get("dtype") or self._values.get("torch_dtype") or "float32"
+        short = str(name).removeprefix("torch.")
+        if short not in DTYPES:
+            raise self._refusal("dtype", name, ", ".join(DTYPES))
+        return short
+
+    def _window(self, num_layers: int) -> tuple[int | None, tuple[bool, ...]]:
+        """The sliding window and which layers have it (empty: all)."""
+        family = self._family
+        window = self._values.get("sliding_window", family.sliding_window)
+        if window is None or (family.window_needs_flag and not self._flag("use_sliding_window")):
+            return None, ()
+        kinds = self._values.get("layer_types")
+        if kinds is not None:
+            known = {"sliding_attention": True, "full_attention": False}
+            if len(kinds) != num_layers or not set(kinds) <= known.keys():
+                raise self._refusal("layer_types", kinds, f"{num_layers} of {', '.join(known)}")
+            layers = tuple(known[kind] for kind in kinds)
+        elif family.window_needs_flag:
+            first = self._number("max_window_layers", 28)
+            layers = tuple(layer >= first for layer in range(num_layers))
+        else:
+            layers = (True,) * num_layers
+        if not any(layers):
+            return None, ()
+        window = self._size("sliding_window", window)
+        return window, () if all(layers) else layers
+
+    def _rope(self) -> RopeConfig:
+        rope = self._rope_values()
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind not in ROPE_KINDS:
+            raise self._refusal("rope_type", kind, ", ".join(ROPE_KINDS))
+        partial = rope.get("partial_rotary_factor", self._values.get("partial_rotary_factor", 1.0))
+        if partial != 1.0:
+            raise self._refusal("partial_rotary_factor", partial, "1.0")
+        theta = rope.get("rope_theta", self._values.get("rope_theta", 10_000.0))
+        if kind == "default":
+            return RopeConfig(theta=float(theta))
+        read = _RopeReader(rope, self._source, kind)
+        common = {"kind": kind, "theta": float(theta), "factor": read.number("factor")}
+        if kind == "linear":
+            return RopeConfig(**common)
+        original = int(
+            read.number(
+                "original_max_position_embeddings", self._values.get("max_position_embeddings")
+            )
+        )
+        if kind == "llama3":
+            return RopeConfig(
+                **common,
+                low_freq_factor=read.number("low_freq_factor"),
+                high_freq_factor=read.number("high_freq_factor"),
+                original_max_position=original,
+            )
+        if rope.get("truncate", True) is not True:
+            raise self._refusal("truncate of rope_type yarn", rope["truncate"], "true")
+        return RopeConfig(
+            **common,
+            beta_fast=read.number("beta_fast", 32.0),
+            beta_slow=read.number("beta_slow", 1.0),
+            original_max_position=original,
+            attention_factor=read.attention_factor(),
+        )
+
+    def _rope_values(self) -> Mapping[str, Any]:
+        """`rope_parameters` (new) or `rope_scaling` (old), empty if neither is set."""
+        rope = self._values.get("rope_parameters")
+        if rope is None:
+            rope = self._values.get("rope_scaling")
+        if rope is None:
+            return {}
+        if not isinstance(rope, dict):
+            raise self._refusal("rope_parameters", rope, "an object")
+        per_layer_kind = [value for value in rope.values() if isinstance(value, dict)]
+        if per_layer_kind:
+            if any(value != per_layer_kind[0] for value in per_layer_kind):
+                raise self._refusal("rope_parameters", rope, "the same for every layer type")
+            return per_layer_kind[0]
+        return rope
+
+    def _size(self, key: str, default: Any = _REQUIRED) -> int:
+        value = self._values.get(key)
+        if value is None:
+            value = default
+        if value is _REQUIRED:
+            raise CheckpointError(f"{self._source} lacks the key {key!r}")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self._refusal(key, value, "a positive integer")
+        return value
+
+    def _number(self, key: str, default: float) -> float:
+        value = self._values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self._refusal(key, value, "a number")
+        return value
+
+    def _flag(self, key: str) -> bool:
+        value = self._values.get(key)
+        if not isinstance(value, bool | None):
+            raise self._refusal(key, value, "true or false")
+        return bool(value)
+
+    def _choice(self, key: str, default: str, choices: tuple[str, ...]) -> str:
+        value = self._values.get(key, default)
+        if value not in choices:
+            raise self._refusal(key, value, ", ".join(choices))
+        return str(value)
+
+    def _refusal(self, key: str, value: object, supported: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self._source}: {key} = {value!r} is not supported; supported: {supported}"
+        )
+
+
+class _RopeReader:
+    """Numbers of a rope object, and what they imply."""
+
+    def __init__(self, rope: Mapping[str, Any], source: str, kind: str) -> None:
+        self._rope = rope
+        self._where = f"{source}: rope_type {kind!r}"
+
+    def number(self, key: str, default: Any = None) -> float:
+        value = self._rope.get(key)
+        if value is None:
+            value = default
+        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+            raise CheckpointError(f"{self._where} needs {key} as a positive number, not {value!r}")
+        return float(value)
+
+    def attention_factor(self) -> float | None:
+        """Yarn's factor on cos and sin if the file implies another than the default."""
+        if self._rope.get("attention_factor") is not None:
+            return self.number("attention_factor")
+        if not (self._rope.get("mscale") and self._rope.get("mscale_all_dim")):
+            return None
+        log = 0.1 * math.log(max(self.number("factor"), 1.0))
+        return (log * self.number("mscale") + 1) / (log * self.number("mscale_all_dim") + 1)

@@ -1,0 +1,95 @@
+"""The tensors that a dense decoder consists of: their names in Hugging Face's spelling and shapes.
+
+One list serves to check a checkpoint before its weights are read and to invent dummy weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from trunkline.engine.checkpoint import CheckpointError
+from trunkline.engine.models.config import DecoderConfig
+
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+LM_HEAD = "lm_head.weight"
+MAX_NAMES_SHOWN = 5
+
+Shape = tuple[int, ...]
+
+
+def expected_tensors(config: DecoderConfig) -> dict[str, Shape]:
+    """Every tensor that `config` requires, in the order of the forward pass.
+
+    With tied embeddings there is no `lm_head.weight`.
+    """
+    shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, config.hidden_size)}
+    for layer in range(config.num_layers):
+        for name, shape in _layer_tensors(config).items():
+            shapes[f"model.layers.{layer}.{name}"] = shape
+    shapes[FINAL_NORM] = (config.hidden_size,)
+    if not config.tie_word_embeddings:
+        shapes[LM_HEAD] = (config.vocab_size, config.hidden_size)
+    return shapes
+
+
+def _layer_tensors(config: DecoderConfig) -> dict[str, Shape]:
+    hidden, intermediate = config.hidden_size, config.intermediate_size
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    linears = {
+        "self_attn.q_proj": (query, hidden, config.qkv_bias),
+        "self_attn.k_proj": (key, hidden, config.qkv_bias),
+        "self_attn.v_proj": (key, hidden, config.qkv_bias),
+        "self_attn.o_proj": (hidden, query, config.o_bias),
+        "mlp.gate_proj": (intermediate, hidden, config.mlp_bias),
+        "mlp.up_proj": (intermediate, hidden, config.mlp_bias),
+        "mlp.down_proj": (hidden, intermediate, config.mlp_bias),
+    }
+    shapes: dict[str, Shape] = {"input_layernorm.weight": (hidden,)}
+    for name, (rows, columns, has_bias) in linears.items():
+        shapes[f"{name}.weight"] = (rows, columns)
+        if has_bias:
+            shapes[f"{name}.bias"] = (rows,)
+    if config.qk_norm:
+        shapes["self_attn.q_norm.weight"] = (config.head_dim,)
+        shapes["self_attn.k_norm.weight"] = (config.head_dim,)
+    shapes["post_attention_layernorm.weight"] = (hidden,)
+    return shapes
+
+
+def check_tensors(config: DecoderConfig, found: Mapping[str, Shape], source: str) -> None:
+    """Compare the tensors of a checkpoint with those that `config` requires.
+
+    A tied model may bring an `lm_head.weight` of the embedding's shape.
+
+    Raises:
+        CheckpointError: tensors are missing, unexpected or of the wrong shape; names them.
+    """
+    expected = expected_tensors(config)
+    missing = expected.keys() - found.keys()
+    if LM_HEAD in missing and missing == {LM_HEAD}:
+        raise CheckpointError(
+            f"{source} lacks tensor {LM_HEAD!r}, and its config does not tie word embeddings "
+            "(--json-model-override-args '{\"tie_word_embeddings\": true}' does)"
+        )
+    if missing:
+        raise CheckpointError(f"{source} lacks {_listed(missing)}, which its config requires")
+    allowed = dict(expected)
+    allowed.setdefault(LM_HEAD, expected[EMBEDDING])
+    if unexpected := found.keys() - allowed.keys():
+        raise CheckpointError(
+            f"{source} has {_listed(unexpected)}, for which {config.architecture} has no place"
+        )
+    for name, shape in found.items():
+        if shape != allowed[name]:
+            raise CheckpointError(
+                f"{source}: tensor {name!r} has shape {list(shape)}, the config requires "
+                f"{list(allowed[name])}"
+            )
+
+
+def _listed(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    shown = ", ".join(repr(name) for name in ordered[:MAX_NAMES_SHOWN])
+    more = f" and {len(ordered) - MAX_NAMES_SHOWN} more" if len(ordered) > MAX_NAMES_SHOWN else ""
+    return f"{'tensors' if len(ordered) > 1 else 'tensor'} {shown}{more}"
