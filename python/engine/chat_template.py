@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import jinja2
@@ -44,6 +45,18 @@ class TemplateSource:
 
     templates: Mapping[str, str]
     origin: str
+
+    @classmethod
+    def from_file(cls, path: Path) -> TemplateSource:
+        """The text of a file, as the default template.
+
+        Raises:
+            CheckpointError: the file is missing or not UTF-8 text.
+        """
+        try:
+            return cls({"default": path.read_text("utf-8")}, str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"cannot read the chat template {path}: {error}") from error
 
 
 class ChatTemplate:

@@ -164,14 +164,15 @@ class _Parser:
         if kind == "default":
             return RopeConfig(theta=float(theta))
         read = _RopeReader(rope, self._source, kind)
-        common = {"kind": kind, "theta": float(theta), "factor": read.number("factor")}
+        longest = self._size("max_position_embeddings")
+        original = self._size(
+            "original_max_position_embeddings",
+            int(read.number("original_max_position_embeddings", longest)),
+        )
+        factor = read.number("factor", longest / original if kind == "yarn" else None)
+        common = {"kind": kind, "theta": float(theta), "factor": factor}
         if kind == "linear":
             return RopeConfig(**common)
-        original = int(
-            read.number(
-                "original_max_position_embeddings", self._values.get("max_position_embeddings")
-            )
-        )
         if kind == "llama3":
             return RopeConfig(
                 **common,

@@ -183,7 +183,8 @@ class _Builder:
                 continue
             if not 0 <= token_id < len(self._tokens):
                 raise self._refusal(f"{key} is {token_id}, there are {len(self._tokens)} tokens")
-            named[role] = self._tokens[token_id]
+            if self._kinds[token_id] != _UNUSED:
+                named[role] = self._tokens[token_id]
         return named
 
     def _post_processor(self, named: Mapping[str, str]) -> Component | None:

@@ -80,11 +80,11 @@ def check_tensors(config: DecoderConfig, found: Mapping[str, Shape], source: str
         raise CheckpointError(
             f"{source} has {_listed(unexpected)}, for which {config.architecture} has no place"
         )
-    for name, shape in found.items():
-        if shape != allowed[name]:
+    for name, shape in allowed.items():
+        if found.get(name, shape) != shape:
             raise CheckpointError(
-                f"{source}: tensor {name!r} has shape {list(shape)}, the config requires "
-                f"{list(allowed[name])}"
+                f"{source}: tensor {name!r} has shape {list(found[name])}, the config requires "
+                f"{list(shape)}"
             )
 
 
