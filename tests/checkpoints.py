@@ -1,5 +1,4 @@
-"""Tiny random checkpoints in Hugging Face's format, for tests: written here, read by us and by
-`transformers`."""
+"""Tiny random checkpoints in Hugging Face's format: both we and `transformers` read them."""
 
 from __future__ import annotations
 

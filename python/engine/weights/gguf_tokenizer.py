@@ -26,6 +26,11 @@ LLAMA3_PATTERN = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2_PATTERN = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+TEKKEN_PATTERN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 
@@ -68,6 +73,11 @@ _LLAMA3 = _PreTokenizer(
 _QWEN2 = _PreTokenizer(
     steps=(_split(QWEN2_PATTERN), _byte_level(use_regex=False)), normalizer={"type": "NFC"}
 )
+_TEKKEN = _PreTokenizer(
+    steps=(_split(TEKKEN_PATTERN), _byte_level(use_regex=False)),
+    ignore_merges=True,
+    add_bos=True,
+)
 
 PRE_TOKENIZERS: Mapping[str, _PreTokenizer] = {
     "gpt-2": _GPT2,
@@ -76,6 +86,7 @@ PRE_TOKENIZERS: Mapping[str, _PreTokenizer] = {
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
     "qwen2": _QWEN2,
+    "tekken": _TEKKEN,
 }
 _NAMED_TOKENS = {
     "bos_token_id": "bos_token",
