@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
 from tests.kernels.driver import Driver, Sequence
 from tests.kernels.tiny import (
     FAMILIES,

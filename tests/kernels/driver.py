@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-
 from tests.kernels.plan_builder import Opened, Params, build_plan, opened_sections, read_result
+
 from trunkline.engine.runner import Runner
 
 
@@ -22,6 +22,7 @@ class Sequence:
     tops: list[list[tuple[int, float]]] = field(default_factory=list)
     errors: list[int] = field(default_factory=list)
     slot: int = -1
+    sampled: bool = False  # in this slot: its last token is on the device
     computed: int = 0
     pages: list[int] = field(default_factory=list)
 
@@ -48,6 +49,7 @@ class Driver:
 
     def open(self, sequence: Sequence) -> None:
         sequence.slot = self.free_slots.pop()
+        sequence.sampled = False
         record = Opened(sequence.slot, len(sequence.prompt), sequence.params, sequence.output[:])
         self._opened.append(record)
         for index, page in enumerate(sequence.pages):
@@ -103,8 +105,7 @@ class Driver:
             self._writes.append([0, sequence.slot, len(sequence.pages), page])
             sequence.pages.append(page)
         ids = tokens[start:end]
-        on_device = self.device_tokens and bool(sequence.output) and end == len(tokens)
-        on_device = on_device and len(sequence.logprobs) > 0
+        on_device = self.device_tokens and sequence.sampled and end == len(tokens)
         fields["row_slot"].append(sequence.slot)
         fields["row_query_len"].append(count)
         fields["row_computed_len"].append(start)
@@ -136,6 +137,7 @@ class Driver:
         assert result["token_ids"].size == len(sampled)
         for index, sequence in enumerate(sampled):
             sequence.output.append(int(result["token_ids"][index]))
+            sequence.sampled = True
             sequence.logprobs.append(float(result["sampled_logprobs"][index]))
             top = slice(index * self.top_n, (index + 1) * self.top_n)
             pairs = zip(result["top_ids"][top], result["top_logprobs"][top], strict=True)
