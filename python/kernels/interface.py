@@ -248,7 +248,7 @@ class Backend(Protocol):
         """
 
     def logits(self, x: Activation, norm: OwnWeight, head: OwnWeight, batch: Batch) -> Activation:
-        """Logits at the batch's logit tokens."""
+        """Logits at the batch's logit tokens, in float32: not rounded to the dtype."""
 
     def finite_tokens(self, x: Activation) -> npt.NDArray[np.bool_]:
         """Which of the batch's tokens have only finite elements."""

@@ -120,11 +120,11 @@ class TorchBackend:
         return torch.from_numpy(array.astype(np.int64)).to(self.device)
 
     def embed(self, weight: EmbeddingWeight, batch: TorchBatch) -> torch.Tensor:
-        return weight.table.index_select(0, batch.step.token_ids)
+        """The residual stream is float32: rounding it at every layer would cost accuracy."""
+        return weight.table.index_select(0, batch.step.token_ids).float()
 
     def rms_norm(self, x: torch.Tensor, norm: NormWeight) -> torch.Tensor:
-        wide = x.float()
-        return (wide * _inverse_rms(wide, norm.epsilon)).to(x.dtype) * norm.weight
+        return (x * _inverse_rms(x, norm.epsilon)).mul_(norm.weight).to(self.dtype)
 
     def linear(self, x: torch.Tensor, weight: AnyLinear) -> torch.Tensor:
         product, heights = weight.product()
@@ -148,7 +148,7 @@ class TorchBackend:
     def linear_add(
         self, x: torch.Tensor, weight: AnyLinear, residual: torch.Tensor
     ) -> torch.Tensor:
-        return residual.add_(self.linear(x, weight))
+        return residual.add_(self.linear(x, weight).float())
 
     def attend(self, qkv: torch.Tensor, spec: AttentionSpec, batch: TorchBatch) -> torch.Tensor:
         kernel = self._kernel(spec)
@@ -161,7 +161,7 @@ class TorchBackend:
             if norm is not None:
                 assert isinstance(norm, NormWeight)
                 part *= _inverse_rms(part.contiguous(), norm.epsilon)
-                part *= norm.weight.float()
+                part *= norm.weight
         _turn(turned, *batch.turn(spec.rotary))
         pool: TorchKvPool = batch.step.kv
         pool.write(spec.layer, batch.slots, (key.to(self.dtype), heads[:, num_turned:]))
@@ -180,7 +180,9 @@ class TorchBackend:
         """As the protocol says; [logits, vocabulary] float32."""
         if batch.logit_tokens.numel() == 0:
             return torch.empty((0, 0), dtype=torch.float32, device=self.device)
-        return self.norm_linear(x.index_select(0, batch.logit_tokens), norm, head).float()
+        normed = self.rms_norm(x.index_select(0, batch.logit_tokens), norm)
+        product, heights = head.product(wide=True)
+        return tiled_product(product, normed, heights)
 
     def finite_tokens(self, x: torch.Tensor) -> npt.NDArray[np.bool_]:
         return torch.isfinite(x).all(-1).cpu().numpy()

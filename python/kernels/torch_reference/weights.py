@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,17 @@ from trunkline.kernels.interface import LinearSpec, RotarySpec
 from trunkline.kernels.torch_reference.tiling import Product, invariant_heights, random_tensor
 
 Ready = tuple[Product, tuple[int, ...]]
-HeightCache = dict[tuple[int, int, bool, bool], tuple[int, ...]]
+HeightCache = dict["ProductKey", tuple[int, ...]]
+
+
+class ProductKey(NamedTuple):
+    """What the invariant heights of a product depend on, for one backend."""
+
+    out_features: int
+    in_features: int
+    packed: bool
+    biased: bool
+    wide: bool  # float32 output
 
 
 class EmbeddingWeight:
@@ -36,10 +47,10 @@ class EmbeddingWeight:
 
 
 class NormWeight:
-    """Weight and epsilon of an RMS norm."""
+    """Weight, in float32, and epsilon of an RMS norm."""
 
     def __init__(self, width: int, epsilon: float, like: torch.Tensor) -> None:
-        self.weight = like.new_zeros(width)
+        self.weight = like.new_zeros(width, dtype=torch.float32)
         self.epsilon = epsilon
 
     @property
@@ -73,7 +84,7 @@ class LinearWeight:
         self._unloaded = set(self._shapes)
         self._plain: torch.Tensor | None = None
         self._packed: torch.Tensor | None = None
-        self._ready: Ready | None = None
+        self._ready: dict[bool, Ready] = {}
         has_bias = any(part.bias for part in spec.parts)
         self.bias = like.new_zeros(spec.out_features) if has_bias else None
 
@@ -94,7 +105,7 @@ class LinearWeight:
 
     def load(self, part: str, tensor: torch.Tensor) -> None:
         rows = self._rows[part]
-        self._ready = None
+        self._ready = {}
         if part.endswith(".bias"):
             assert self.bias is not None
             _destination(self, part, tensor, self.bias[rows])
@@ -112,11 +123,12 @@ class LinearWeight:
             return self._like.new_zeros(self._shape)
         return self._packed.to_dense()
 
-    def product(self) -> Ready:
-        """The matrix product and the heights at which it may run."""
-        if self._ready is None:
-            self._ready = _product(self._plain, self._packed, self.bias, self._cache)
-        return self._ready
+    def product(self, wide: bool = False) -> Ready:
+        """The matrix product, in float32 if `wide`, and the heights at which it may run."""
+        if wide not in self._ready:
+            stored = _Stored(self._plain, self._packed, self.bias)
+            self._ready[wide] = _product(stored, wide, self._cache)
+        return self._ready[wide]
 
 
 class TiedLinearWeight:
@@ -126,7 +138,7 @@ class TiedLinearWeight:
         self._embedding = embedding
         self._cache = cache
         self._packed: torch.Tensor | None = None
-        self._ready: Ready | None = None
+        self._ready: dict[bool, Ready] = {}
         embedding.tied = self
 
     @property
@@ -143,13 +155,14 @@ class TiedLinearWeight:
     def pack(self) -> None:
         """Take over the embedding's present table."""
         self._packed = pack(self._embedding.table)
-        self._ready = None
+        self._ready = {}
 
-    def product(self) -> Ready:
-        """The matrix product and the heights at which it may run."""
-        if self._ready is None:
-            self._ready = _product(self._embedding.table, self._packed, None, self._cache)
-        return self._ready
+    def product(self, wide: bool = False) -> Ready:
+        """The matrix product, in float32 if `wide`, and the heights at which it may run."""
+        if wide not in self._ready:
+            stored = _Stored(self._embedding.table, self._packed, None)
+            self._ready[wide] = _product(stored, wide, self._cache)
+        return self._ready[wide]
 
 
 class Rotary:
@@ -184,36 +197,53 @@ def _destination(
     destination.copy_(tensor)
 
 
-def _bind(
-    plain: torch.Tensor | None, packed: torch.Tensor | None, bias: torch.Tensor | None
-) -> Product:
-    if packed is not None:
+class _Stored(NamedTuple):
+    plain: torch.Tensor | None
+    packed: torch.Tensor | None
+    bias: torch.Tensor | None
+
+    def product(self, wide: bool) -> Product:
+        if self.packed is not None:
+            return self._packed_product(wide and self.packed.dtype != torch.float32)
+        assert self.plain is not None, "a linear is used before its weights are loaded"
+        weight, bias = self.plain, self.bias
+        if not wide or weight.dtype == torch.float32:
+            return lambda x: F.linear(x, weight, bias)
+        if weight.device.type == "cuda" and bias is None:
+            return lambda x: torch.mm(x, weight.t(), out_dtype=torch.float32)
+        return lambda x: F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+
+    def _packed_product(self, widen: bool) -> Product:
+        packed, bias = self.packed, self.bias
         linear = torch.ops.mkldnn._linear_pointwise
-        return lambda x: linear(x, packed, bias, "none", [], "")
-    assert plain is not None, "a linear is used before its weights are loaded"
-    weight = plain
-    return lambda x: F.linear(x, weight, bias)
+        if not widen:
+            return lambda x: linear(x, packed, bias, "none", [], "")
+
+        def in_two_parts(x: torch.Tensor) -> torch.Tensor:
+            # The product sums in float32 and then rounds. A second one subtracts the rounded result
+            # from the sum before rounding, which gives the part that was lost.
+            rounded = linear(x, packed, bias, "none", [], "")
+            lost = linear.binary(x, -rounded, packed, bias, "add")
+            exact: torch.Tensor = rounded.float().add_(lost.float())
+            return exact
+
+        return in_two_parts
 
 
-def _product(
-    plain: torch.Tensor | None,
-    packed: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    cache: HeightCache,
-) -> Ready:
-    weight = packed if packed is not None else plain
+def _product(stored: _Stored, wide: bool, cache: HeightCache) -> Ready:
+    weight = stored.packed if stored.packed is not None else stored.plain
     assert weight is not None, "a linear is used before its weights are loaded"
-    key = (weight.shape[0], weight.shape[1], packed is not None, bias is not None)
+    out_features, in_features = weight.shape
+    packed, biased = stored.packed is not None, stored.bias is not None
+    key = ProductKey(out_features, in_features, packed, biased, wide)
     if key not in cache:
-        like = torch.empty(0, dtype=weight.dtype, device=weight.device)
-        cache[key] = _measure_heights(key, like)
-    return _bind(plain, packed, bias), cache[key]
+        cache[key] = _measure_heights(key, torch.empty(0, dtype=weight.dtype, device=weight.device))
+    return stored.product(wide), cache[key]
 
 
-def _measure_heights(key: tuple[int, int, bool, bool], like: torch.Tensor) -> tuple[int, ...]:
-    out_features, in_features, packed, biased = key
-    block = random_tensor((min(out_features, 512), in_features), like, seed=2)
-    probe = block.repeat(-(-out_features // block.shape[0]), 1)[:out_features]
-    bias = random_tensor((out_features,), like, seed=3) if biased else None
-    product = _bind(probe, pack(probe) if packed else None, bias)
-    return invariant_heights(product, in_features, like)
+def _measure_heights(key: ProductKey, like: torch.Tensor) -> tuple[int, ...]:
+    block = random_tensor((min(key.out_features, 512), key.in_features), like, seed=2)
+    probe = block.repeat(-(-key.out_features // block.shape[0]), 1)[: key.out_features]
+    bias = random_tensor((key.out_features,), like, seed=3) if key.biased else None
+    stored = _Stored(probe, pack(probe) if key.packed else None, bias)
+    return invariant_heights(stored.product(key.wide), key.in_features, like)
