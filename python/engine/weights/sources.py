@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from tqdm import tqdm
+
 from trunkline.engine.chat_template import ChatTemplate, TemplateSource
 from trunkline.engine.checkpoint import GenerationDefaults
 from trunkline.engine.models.config import DecoderConfig
@@ -96,5 +98,7 @@ class OpenedCheckpoint:
         return frozenset(shapes)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        assert self.tensor_names  # checked against the config before anything is read
-        return self._weights.tensors()
+        names = self.tensor_names  # checked against the config before anything is read
+        yield from tqdm(
+            self._weights.tensors(), total=len(names), desc="loading weights", disable=None
+        )
