@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Mapping
@@ -104,8 +105,8 @@ class TinyCheckpoint:
 
     @property
     def config_values(self) -> dict[str, Any]:
-        """The content of config.json."""
-        return _COMMON | FAMILIES[self.family] | dict(self.config)
+        """The content of config.json, a copy: transformers writes into nested values."""
+        return copy.deepcopy(_COMMON | FAMILIES[self.family] | dict(self.config))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The weights, scaled so that activations and logits are of order one."""
