@@ -68,7 +68,7 @@ class TinyGguf:
             extra: further tensors under their GGUF names.
             leave_out: GGUF name of a tensor that is not written.
         """
-        metadata = self._all_metadata()
+        metadata = self.metadata_values
         writer = gguf.GGUFWriter(path, metadata.pop("general.architecture"))
         for key, value in metadata.items():
             _add(writer, key, value)
@@ -104,7 +104,9 @@ class TinyGguf:
         size: int = values.get("head_dim", values["hidden_size"] // values["num_attention_heads"])
         return size
 
-    def _all_metadata(self) -> dict[str, Any]:
+    @property
+    def metadata_values(self) -> dict[str, Any]:
+        """All metadata that is written."""
         values = self.source.config_values
         prefix = ARCHITECTURES[self.family]
         own = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -141,6 +142,51 @@ def test_a_wrong_header_is_named(
     changed.write_bytes(header(path.read_bytes())(offset, layout, value))
     with pytest.raises(CheckpointError, match=message):
         GgufFile(changed)
+
+
+ALL_METADATA = {
+    "tokenizer.chat_templates": ["tool_use"],
+    "tokenizer.chat_template.tool_use": "with tools",
+    "tokenizer.ggml.add_bos_token": True,
+    "tokenizer.ggml.add_space_prefix": False,
+    "tokenizer.ggml.padding_token_id": 3,
+    "tokenizer.ggml.eot_token_id": 4,
+    "general.sampling.temp": 0.5,
+    "general.alignment": 32,
+    "split.count": 1,
+    "llama.rope.scaling.type": "yarn",
+    "llama.rope.scaling.factor": 2.0,
+    "llama.rope.scaling.original_context_length": 100,
+    "llama.rope.scaling.yarn_beta_fast": 20.0,
+    "llama.attention.sliding_window": 8,
+}
+
+
+def open_everything(path: Path) -> None:
+    checkpoint = open_checkpoint(ModelOptions(model_path=str(path)))
+    checkpoint.tokenizer.encode("The quick brown fox")
+    assert checkpoint.generation.eos_token_ids
+    assert checkpoint.chat_template.exists
+    for _ in checkpoint.tensors():
+        pass
+
+
+def test_metadata_of_the_wrong_type_is_a_checkpoint_error_or_harmless(tmp_path: Path) -> None:
+    path = tmp_path / "changed.gguf"
+    tiny = TinyGguf(metadata=ALL_METADATA)
+    tiny.write(path)
+    open_everything(path)
+    harmless = []
+    for key in GgufFile(path).metadata.keys() - {"general.architecture"}:  # always text
+        for wrong in ("text", -7.5, True, ["text"], [1.5], 0, 10**9):
+            replace(tiny, metadata=ALL_METADATA | {key: wrong}).write(path)
+            try:
+                open_everything(path)
+            except CheckpointError:
+                continue
+            harmless.append((key, wrong))
+    assert ("tokenizer.ggml.tokens", "text") not in harmless
+    assert ("llama.block_count", True) not in harmless
 
 
 def test_random_damage_is_a_checkpoint_error_or_harmless(path: Path, tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_rope_metadata(tmp_path: Path, metadata: dict[str, Any], expected: dict[
         ({"llama.attention.value_length": 8}, "value_length = 8 is not supported"),
         ({"llama.expert_count": 8}, "llama.expert_count = 8 is not supported"),
         ({"llama.attention.head_count": [4, 4, 2]}, "head_count differs between layers"),
-        ({"llama.block_count": "3"}, "block_count is '3', not an integer"),
+        ({"llama.block_count": "3"}, "'llama.block_count' is '3', not of type int"),
         ({"llama.block_count": 4}, r"lacks tensors 'model.layers.3.\S+"),
         ({"llama.block_count": 2}, r"has tensors 'model.layers.2.\S+"),
         ({"llama.embedding_length": 32}, "has shape"),

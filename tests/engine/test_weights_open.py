@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +201,10 @@ def test_opening_does_not_import_torch(tmp_path: Path, kind: str) -> None:
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     subprocess.run([sys.executable, "-c", program, str(path)], check=True, env=environment)
+
+
+def test_loading_leaves_no_thread_behind(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    checkpoint = open_path(TinyCheckpoint().write(tmp_path))
+    assert len(list(checkpoint.tensors())) == len(checkpoint.tensor_names)
+    assert set(threading.enumerate()) <= before

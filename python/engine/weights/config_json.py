@@ -13,6 +13,8 @@ from trunkline.engine.models.config import DecoderConfig, RopeConfig
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 DTYPES = ("float32", "float16", "bfloat16")
 ACTIVATIONS = ("silu",)
+MAX_SIZE = 2**31 - 1  # sizes and ids travel as int32
+MAX_LAYERS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,7 @@ class _Parser:
                 f"num_key_value_heads {num_kv_heads}"
             )
         attention_bias = self._has_bias("attention_bias")
-        num_layers = self._size("num_hidden_layers")
+        num_layers = self._size("num_hidden_layers", limit=MAX_LAYERS)
         window, window_layers = self._window(num_layers)
         return DecoderConfig(
             architecture=self._architecture,
@@ -163,17 +165,17 @@ class _Parser:
         partial = rope.get("partial_rotary_factor", self._values.get("partial_rotary_factor", 1.0))
         if partial != 1.0:
             raise self._refusal("partial_rotary_factor", partial, "1.0")
-        theta = rope.get("rope_theta", self._values.get("rope_theta", 10_000.0))
-        if kind == "default":
-            return RopeConfig(theta=float(theta))
         read = _RopeReader(rope, self._source, kind)
+        theta = read.number("rope_theta", self._values.get("rope_theta", 10_000.0))
+        if kind == "default":
+            return RopeConfig(theta=theta)
         longest = self._size("max_position_embeddings")
         original = self._size(
             "original_max_position_embeddings",
             int(read.number("original_max_position_embeddings", longest)),
         )
         factor = read.number("factor", longest / original if kind == "yarn" else None)
-        common = {"kind": kind, "theta": float(theta), "factor": factor}
+        common = {"kind": kind, "theta": theta, "factor": factor}
         if kind == "linear":
             return RopeConfig(**common)
         if kind == "llama3":
@@ -209,14 +211,14 @@ class _Parser:
             return per_layer_kind[0]
         return rope
 
-    def _size(self, key: str, default: Any = _REQUIRED) -> int:
+    def _size(self, key: str, default: Any = _REQUIRED, limit: int = MAX_SIZE) -> int:
         value = self._values.get(key)
         if value is None:
             value = default
         if value is _REQUIRED:
             raise CheckpointError(f"{self._source} lacks the key {key!r}")
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self._refusal(key, value, "a positive integer")
+        if type(value) is not int or not 1 <= value <= limit:
+            raise self._refusal(key, value, f"an integer from 1 to {limit}")
         return value
 
     def _number(self, key: str, default: float) -> float:

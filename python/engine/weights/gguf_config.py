@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trunkline.engine.checkpoint import CheckpointError, GenerationDefaults
-from trunkline.engine.weights.gguf_file import GgufFile
+from trunkline.engine.weights.gguf_file import GgufFile, Value
 
 ROPE_FACTORS = "rope_freqs.weight"  # llama3 scaling: one divisor per inverse frequency
 
@@ -79,13 +79,13 @@ def config_values(file: GgufFile) -> dict[str, Any]:
             that is missing.
     """
     metadata = _Metadata(file)
-    heads = metadata.integer("attention.head_count")
-    hidden = metadata.integer("embedding_length")
-    head_dim = metadata.integer("attention.key_length", hidden // heads)
+    heads = metadata.size("attention.head_count")
+    hidden = metadata.size("embedding_length")
+    head_dim = metadata.size("attention.key_length", hidden // heads)
     metadata.require("attention.value_length", head_dim)
     metadata.require("rope.dimension_count", head_dim)
     metadata.require("expert_count", 0)
-    window = metadata.integer("attention.sliding_window", 0)
+    window = metadata.get("attention.sliding_window", int, 0)
     architecture = ARCHITECTURES[metadata.architecture].name
     if window and architecture == "LlamaForCausalLM":
         architecture = "MistralForCausalLM"  # the llama with a window
@@ -93,13 +93,13 @@ def config_values(file: GgufFile) -> dict[str, Any]:
         "architectures": [architecture],
         "vocab_size": _vocab_size(file),
         "hidden_size": hidden,
-        "intermediate_size": metadata.integer("feed_forward_length"),
-        "num_hidden_layers": metadata.integer("block_count"),
+        "intermediate_size": metadata.size("feed_forward_length"),
+        "num_hidden_layers": metadata.size("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.integer("attention.head_count_kv", heads),
+        "num_key_value_heads": metadata.size("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "rms_norm_eps": metadata.get("attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": metadata.integer("context_length"),
+        "rms_norm_eps": metadata.get("attention.layer_norm_rms_epsilon", float),
+        "max_position_embeddings": metadata.size("context_length"),
         "dtype": "bfloat16",
         "rope_parameters": _rope(metadata),
         "tie_word_embeddings": "output.weight" not in file.tensors,
@@ -120,50 +120,51 @@ def frequency_factors(file: GgufFile) -> tuple[float, ...]:
 
 def read_generation(file: GgufFile) -> GenerationDefaults:
     """Stop ids (end of sequence, of turn, of message) and recommended sampling of the metadata."""
-    ids = {
-        file.metadata[key]
-        for name in _STOP_IDS
-        if (key := f"tokenizer.ggml.{name}") in file.metadata
-    }
-    sampling = {ours: file.metadata[key] for key, ours in _SAMPLING.items() if key in file.metadata}
-    return GenerationDefaults(eos_token_ids=tuple(sorted(ids)), sampling=sampling)
+    ids = {file.get(f"tokenizer.ggml.{name}", int) for name in _STOP_IDS} - {None}
+    found = {ours: _number(file, key) for key, ours in _SAMPLING.items()}
+    return GenerationDefaults(
+        eos_token_ids=tuple(sorted(token_id for token_id in ids if token_id is not None)),
+        sampling={key: value for key, value in found.items() if value is not None},
+    )
+
+
+def _number(file: GgufFile, key: str) -> int | float | None:
+    whole = type(file.metadata.get(key)) is int
+    return file.get(key, int) if whole else file.get(key, float)
 
 
 def _vocab_size(file: GgufFile) -> int:
     embedding = file.tensors.get("token_embd.weight")
-    if embedding is None:
-        raise CheckpointError(f"{file.path} lacks tensor 'token_embd.weight'")
+    if embedding is None or len(embedding.shape) != 2:
+        raise CheckpointError(f"{file.path} lacks tensor 'token_embd.weight' of two dimensions")
     return embedding.shape[0]
 
 
 def _rope(metadata: _Metadata) -> dict[str, Any]:
-    kind = metadata.get("rope.scaling.type", "none")
+    kind = metadata.get("rope.scaling.type", str, "none")
     if kind not in ("none", "linear", "yarn"):
         raise CheckpointError(
             f"{metadata.file.path}: rope scaling {kind!r} is not supported; "
             "none, linear and yarn are"
         )
-    theta = metadata.get("rope.freq_base", 10_000.0)
+    theta = metadata.get("rope.freq_base", float, 10_000.0)
     if kind == "none":
         return {"rope_type": "default", "rope_theta": theta}
     rope = {
         "rope_type": kind,
         "rope_theta": theta,
-        "factor": metadata.get("rope.scaling.factor"),
+        "factor": metadata.get("rope.scaling.factor", float),
     }
     if kind == "yarn":
         metadata.require("rope.scaling.attn_factor", 1.0)
         rope |= {
-            "original_max_position_embeddings": metadata.integer(
+            "original_max_position_embeddings": metadata.size(
                 "rope.scaling.original_context_length"
             ),
-            "beta_fast": metadata.get("rope.scaling.yarn_beta_fast", 32.0),
-            "beta_slow": metadata.get("rope.scaling.yarn_beta_slow", 1.0),
+            "beta_fast": metadata.get("rope.scaling.yarn_beta_fast", float, 32.0),
+            "beta_slow": metadata.get("rope.scaling.yarn_beta_slow", float, 1.0),
         }
     return rope
-
-
-_REQUIRED = object()
 
 
 class _Metadata:
@@ -171,37 +172,41 @@ class _Metadata:
 
     def __init__(self, file: GgufFile) -> None:
         self.file = file
-        architecture = str(file.metadata.get("general.architecture"))
-        if architecture not in ARCHITECTURES:
+        architecture = file.get("general.architecture", str)
+        if architecture is None or architecture not in ARCHITECTURES:
             raise CheckpointError(
                 f"{file.path}: architecture {architecture!r} is not supported; "
                 f"{', '.join(ARCHITECTURES)} are"
             )
         self.architecture = architecture
 
-    def get(self, key: str, default: Any = _REQUIRED) -> Any:
+    def get(self, key: str, kind: type[Value], default: Value | None = None) -> Value:
+        """The value of a key; one value per layer counts as one if all are equal."""
         full = f"{self.architecture}.{key}"
-        value = self.file.metadata.get(full, default)
-        if value is _REQUIRED:
-            raise CheckpointError(f"{self.file.path} lacks the metadata key {full!r}")
-        if isinstance(value, list):
-            if len(set(value)) != 1:
+        value: Value | None
+        if isinstance(self.file.metadata.get(full), list):
+            values = self.file.get_list(full, kind) or []
+            if len(set(values)) != 1:
                 raise CheckpointError(
                     f"{self.file.path}: {full} differs between layers, which is not supported"
                 )
-            value = value[0]
+            value = values[0]
+        else:
+            value = self.file.get(full, kind, default)
+        if value is None:
+            raise CheckpointError(f"{self.file.path} lacks the metadata key {full!r}")
         return value
 
-    def integer(self, key: str, default: Any = _REQUIRED) -> int:
-        value = self.get(key, default)
-        if not isinstance(value, int):
+    def size(self, key: str, default: int | None = None) -> int:
+        value = self.get(key, int, default)
+        if value < 1:
             raise CheckpointError(
-                f"{self.file.path}: {self.architecture}.{key} is {value!r}, not an integer"
+                f"{self.file.path}: {self.architecture}.{key} is {value}, must be positive"
             )
         return value
 
-    def require(self, key: str, supported: float) -> None:
-        value = self.get(key, supported)
+    def require(self, key: str, supported: Value) -> None:
+        value = self.get(key, type(supported), supported)
         if value != supported:
             raise CheckpointError(
                 f"{self.file.path}: {self.architecture}.{key} = {value!r} is not supported; "

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import gguf
 import numpy as np
@@ -21,6 +21,7 @@ from trunkline.engine.checkpoint import CheckpointError
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
+Value = TypeVar("Value")
 MAX_DIMENSIONS = 4
 
 _SCALARS: Mapping[int, np.dtype[Any]] = {
@@ -81,6 +82,37 @@ class GgufFile:
                     f"{tensor.offset + tensor.num_bytes}, the file has {len(self._map)}; "
                     "download it again"
                 )
+
+    def get(self, key: str, kind: type[Value], default: Value | None = None) -> Value | None:
+        """The metadata value of `key`, or `default` if there is none.
+
+        Raises:
+            CheckpointError: the value is not of type `kind`.
+        """
+        value = self.metadata.get(key)
+        if value is None:
+            return default
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:  # bool is no int here
+            raise CheckpointError(
+                f"{self.path}: metadata key {key!r} is {str(value)[:80]!r}, not of type "
+                f"{kind.__name__}"
+            )
+        return value
+
+    def get_list(self, key: str, kind: type[Value]) -> list[Value] | None:
+        """The metadata array of `key` with elements of type `kind`, None if there is none.
+
+        Raises:
+            CheckpointError: the value is anything else.
+        """
+        values = self.get(key, list)
+        if values and type(values[0]) is not kind:  # all elements of an array are of one type
+            raise CheckpointError(
+                f"{self.path}: the elements of metadata key {key!r} are not of type {kind.__name__}"
+            )
+        return values
 
     def read(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Return the tensor `name`, dequantised, as an array of its own.

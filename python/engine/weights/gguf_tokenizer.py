@@ -16,7 +16,7 @@ import tokenizers
 
 from trunkline.engine.checkpoint import CheckpointError
 from trunkline.engine.tokenizer import Tokenizer
-from trunkline.engine.weights.gguf_file import GgufFile
+from trunkline.engine.weights.gguf_file import GgufFile, Value
 
 Component = dict[str, Any]
 
@@ -109,21 +109,21 @@ def build_tokenizer(file: GgufFile) -> Tokenizer:
 class _Builder:
     def __init__(self, file: GgufFile) -> None:
         self._file = file
-        kind = self._get("model", None)
+        kind = self._get("model", str)
         if kind != "gpt2":
             raise self._refusal(
                 f"tokenizer kind {kind!r} is not supported; 'gpt2' (byte-level BPE) is"
             )
-        name = self._get("pre", None)
-        if name not in PRE_TOKENIZERS:
+        name = self._get("pre", str)
+        if name is None or name not in PRE_TOKENIZERS:
             raise self._refusal(
                 f"pre-tokenizer {name!r} is not supported; {', '.join(PRE_TOKENIZERS)} are"
             )
-        if self._get("add_space_prefix", False):
+        if self._get("add_space_prefix", bool):
             raise self._refusal("add_space_prefix is not supported for kind 'gpt2'")
         self._pre: _PreTokenizer = PRE_TOKENIZERS[name]
-        self._tokens: list[str] = self._get("tokens", [])
-        self._kinds: list[int] = self._get("token_type", [_NORMAL] * len(self._tokens))
+        self._tokens = self._list("tokens", str) or []
+        self._kinds = self._list("token_type", int) or [_NORMAL] * len(self._tokens)
         if len(self._kinds) != len(self._tokens):
             raise self._refusal(f"{len(self._tokens)} tokens but {len(self._kinds)} token types")
 
@@ -147,7 +147,7 @@ class _Builder:
         return Tokenizer(backend, named)
 
     def _model(self) -> Component:
-        merges = [merge.split(" ") for merge in self._get("merges", [])]
+        merges = [merge.split(" ") for merge in self._list("merges", str) or []]
         if any(len(pair) != 2 for pair in merges):
             raise self._refusal("a merge does not consist of two tokens")
         # Unused ids only pad the vocabulary: as tokens they could match text.
@@ -189,7 +189,7 @@ class _Builder:
     def _named_tokens(self) -> dict[str, str]:
         named = {}
         for key, role in _NAMED_TOKENS.items():
-            token_id = self._get(key, None)
+            token_id = self._get(key, int)
             if token_id is None:
                 continue
             if not 0 <= token_id < len(self._tokens):
@@ -206,7 +206,8 @@ class _Builder:
             ("add_bos_token", "bos_token", self._pre.add_bos, 0),
             ("add_eos_token", "eos_token", False, 1),
         ):
-            if not self._get(flag, default):
+            wanted = self._get(flag, bool)
+            if not (default if wanted is None else wanted):
                 continue
             if role not in named:
                 raise self._refusal(f"{flag} is set, but there is no {role}")
@@ -223,8 +224,11 @@ class _Builder:
             "special_tokens": around,
         }
 
-    def _get(self, key: str, default: Any) -> Any:
-        return self._file.metadata.get(f"tokenizer.ggml.{key}", default)
+    def _get(self, key: str, kind: type[Value]) -> Value | None:
+        return self._file.get(f"tokenizer.ggml.{key}", kind)
+
+    def _list(self, key: str, kind: type[Value]) -> list[Value] | None:
+        return self._file.get_list(f"tokenizer.ggml.{key}", kind)
 
     def _refusal(self, what: str) -> CheckpointError:
         return CheckpointError(

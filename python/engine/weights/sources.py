@@ -8,13 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from tqdm import tqdm
-
 from trunkline.engine.chat_template import ChatTemplate, TemplateSource
 from trunkline.engine.checkpoint import GenerationDefaults
 from trunkline.engine.models.config import DecoderConfig
 from trunkline.engine.tokenizer import Tokenizer
 from trunkline.engine.weights.layout import Shape, check_tensors
+from trunkline.engine.weights.progress import ProgressBar
 
 if TYPE_CHECKING:
     import torch
@@ -99,6 +98,6 @@ class OpenedCheckpoint:
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         names = self.tensor_names  # checked against the config before anything is read
-        yield from tqdm(
+        yield from ProgressBar(
             self._weights.tensors(), total=len(names), desc="loading weights", disable=None
         )
