@@ -87,11 +87,34 @@ def test_llama3_scaling_comes_as_frequency_factors(tmp_path: Path) -> None:
     factors = write_llama3_factors(TinyGguf(family="llama3"), path)
     checkpoint = open_checkpoint(ModelOptions(model_path=str(path)))
     rope = checkpoint.config.rope
-    assert rope.kind == "default"
+    assert rope.kind == "factors"
     assert rope.theta == 500_000.0
     assert rope.frequency_factors == tuple(factors.tolist())
     assert max(rope.frequency_factors) == pytest.approx(8.0)
     assert not any("rope" in name for name in checkpoint.tensor_names)
+
+
+@pytest.mark.parametrize(
+    ("factors", "metadata", "message"),
+    [
+        ([1.0] * 7, {}, "7 values in 'rope_freqs.weight' with rope scaling 'default'"),
+        ([0.0] * 8, {}, "'rope_freqs.weight' has values that are not positive"),
+        ([float("nan")] * 8, {}, "'rope_freqs.weight' has values that are not positive"),
+        (
+            [1.0] * 8,
+            {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
+            "with rope scaling 'linear'",
+        ),
+    ],
+)
+def test_frequency_factors_that_do_not_fit_are_refused(
+    tmp_path: Path, factors: list[float], metadata: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    extra = {"rope_freqs.weight": np.array(factors, np.float32)}
+    TinyGguf(metadata=metadata).write(path, extra=extra)
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(ModelOptions(model_path=str(path)))
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,15 @@ def test_a_tied_model_may_bring_a_head(tmp_path: Path) -> None:
     assert "lm_head.weight" in open_directory(tmp_path).tensor_names
 
 
+def test_a_tied_model_may_have_only_the_head(tmp_path: Path) -> None:
+    tied = TinyCheckpoint(config={"tie_word_embeddings": True})
+    tensors = tied.tensors()
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    write_weights(tmp_path, tensors, 1, "safetensors")
+    write_json(tmp_path / "config.json", tied.config_values)
+    assert "lm_head.weight" in open_directory(tmp_path).tensor_names
+
+
 def shard_paths(directory: Path) -> list[Path]:
     return sorted(directory.glob("model-*.safetensors"))
 

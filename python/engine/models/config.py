@@ -14,11 +14,11 @@ from typing import Literal
 class RopeConfig:
     """Rotary position encoding: everything reduces to inverse frequencies and one factor.
 
-    `frequency_factors`, when not empty, has one number per inverse frequency (half the rotary
-    dimension), which divides it after everything else: GGUF files bring llama3 scaling this way.
+    Kind `factors`: each default inverse frequency is divided by its number in `frequency_factors`
+    (half the rotary dimension of them). GGUF files bring llama3 scaling this way.
     """
 
-    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
+    kind: Literal["default", "linear", "llama3", "yarn", "factors"] = "default"
     theta: float = 10_000.0
     factor: float = 1.0
     low_freq_factor: float = 1.0

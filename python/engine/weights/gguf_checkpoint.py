@@ -52,7 +52,17 @@ def gguf_config(file: GgufFile, overrides: Mapping[str, Any]) -> DecoderConfig:
         CheckpointError: something is missing or not supported; the message names it.
     """
     config = parse_config(config_values(file) | dict(overrides), str(file.path))
-    return replace(config, rope=replace(config.rope, frequency_factors=frequency_factors(file)))
+    factors = frequency_factors(file)
+    if not factors:
+        return config
+    if config.rope.kind != "default" or len(factors) != config.head_dim // 2:
+        raise CheckpointError(
+            f"{file.path}: {len(factors)} values in {ROPE_FACTORS!r} with rope scaling "
+            f"{config.rope.kind!r} and heads of {config.head_dim} are not supported; supported are "
+            "as many values as half the head, without other scaling"
+        )
+    rope = replace(config.rope, kind="factors", frequency_factors=factors)
+    return replace(config, rope=rope)
 
 
 class GgufTokenizerSource:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -115,7 +116,12 @@ def frequency_factors(file: GgufFile) -> tuple[float, ...]:
     """Divisors of the inverse rope frequencies (llama3 scaling), empty if there are none."""
     if ROPE_FACTORS not in file.tensors:
         return ()
-    return tuple(file.read(ROPE_FACTORS).ravel().tolist())
+    factors = tuple(file.read(ROPE_FACTORS).ravel().tolist())
+    if not all(math.isfinite(factor) and factor > 0 for factor in factors):
+        raise CheckpointError(
+            f"{file.path}: tensor {ROPE_FACTORS!r} has values that are not positive"
+        )
+    return factors
 
 
 def read_generation(file: GgufFile) -> GenerationDefaults:

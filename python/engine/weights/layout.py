@@ -60,13 +60,16 @@ def _layer_tensors(config: DecoderConfig) -> dict[str, Shape]:
 def check_tensors(config: DecoderConfig, found: Mapping[str, Shape], source: str) -> None:
     """Compare the tensors of a checkpoint with those that `config` requires.
 
-    A tied model may bring an `lm_head.weight` of the embedding's shape.
+    A tied model may bring an `lm_head.weight` of the embedding's shape, also in the embedding's
+    place.
 
     Raises:
         CheckpointError: tensors are missing, unexpected or of the wrong shape; names them.
     """
     expected = expected_tensors(config)
     missing = expected.keys() - found.keys()
+    if config.tie_word_embeddings and LM_HEAD in found:
+        missing -= {EMBEDDING}
     if LM_HEAD in missing and missing == {LM_HEAD}:
         raise CheckpointError(
             f"{source} lacks tensor {LM_HEAD!r}, and its config does not tie word embeddings "

@@ -13,7 +13,6 @@ from trunkline.engine.checkpoint import GenerationDefaults
 from trunkline.engine.models.config import DecoderConfig
 from trunkline.engine.tokenizer import Tokenizer
 from trunkline.engine.weights.layout import Shape, check_tensors
-from trunkline.engine.weights.progress import ProgressBar
 
 if TYPE_CHECKING:
     import torch
@@ -97,7 +96,5 @@ class OpenedCheckpoint:
         return frozenset(shapes)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        names = self.tensor_names  # checked against the config before anything is read
-        yield from ProgressBar(
-            self._weights.tensors(), total=len(names), desc="loading weights", disable=None
-        )
+        _ = self.tensor_names  # checked against the config before anything is read
+        return self._weights.tensors()
