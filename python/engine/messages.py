@@ -7,7 +7,7 @@ is one msgpack array of events. Fields are positional: both sides change togethe
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -183,3 +183,40 @@ class ControlReply(msgspec.Struct, array_like=True, frozen=True, tag=6):
 
 
 Event = Accepted | Refused | Started | Delta | Finished | ControlReply
+
+
+class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine knows about itself once it runs; constant until it is restarted."""
+
+    pid: int
+    model_path: str
+    dtype: str
+    device: str
+    weight_version: str
+    vocab_size: int
+    page_size: int
+    context_length: int
+    max_total_tokens: int
+    max_running_requests: int
+    max_batch_tokens: int
+    chunked_prefill_size: int | None
+    weight_bytes: int
+    kv_cache_bytes: int
+    eos_token_ids: list[int]
+    settings: dict[str, object]  # the resolved settings, flat
+    startup_s: float
+
+
+class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an engine stands, as its client sees it now.
+
+    `starting` covers the first start and every restart; `dead` is final. `heartbeat_age_s` is how
+    long ago the engine's loop last went round (it does so before each step, and about once a second
+    when idle); None before the first beat. `facts` are those of the last engine that was ready.
+    """
+
+    state: Literal["starting", "ready", "dead"]
+    epoch: int
+    heartbeat_age_s: float | None = None
+    facts: EngineFacts | None = None
+    error: str | None = None
