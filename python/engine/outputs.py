@@ -24,9 +24,9 @@ Triple = list[float | int | str | None]
 class OutputOptions:
     """How outputs are written.
 
-    `streamed` outputs count latency to the first token seen by the client, others to the first token
-    made. `incremental` ones hold only what is new in the given update. `token_text` turns a token id
-    into the text beside its log-prob; None leaves null there.
+    `streamed` outputs count latency to the first token seen by the client, others to the first
+    token made. `incremental` ones hold only what is new in the given update. `token_text` turns a
+    token id into the text beside its log-prob; None leaves null there.
     """
 
     weight_version: str = "default"
@@ -159,7 +159,7 @@ def _decode_throughput(sample: Sample, tokens: int, first_token_ts: float | None
 def _logprob_blocks(
     request: Request, sample: Sample, options: OutputOptions, update: Update | None
 ) -> dict[str, object]:
-    """The log-prob lists of `meta_info`; an incremental output has the prompt's in its first one."""
+    """The log-prob lists of `meta_info`; the first of incremental outputs has the prompt's."""
     output_ids, logprobs = sample.output_ids, sample.output_logprobs
     prompt = sample.prompt_logprobs
     if options.incremental and update is not None:

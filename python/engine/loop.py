@@ -1,0 +1,200 @@
+"""The engine's loop: receive -> plan -> execute -> commit -> send.
+
+It joins a scheduler (`Core`), a runner and a port, and knows nothing of what a request asks for or
+which model runs. It has no prefill or decode phases: the plan says what a step computes. With an
+overlap depth of k it holds k executed steps back before it commits the oldest; nothing else
+differs.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from trunkline.engine import messages
+from trunkline.engine.channel import Message, Port
+from trunkline.engine.plan import ROW_FAILED, Plan, encode_result
+from trunkline.engine.step_log import StepLog
+
+logger = logging.getLogger(__name__)
+
+Bytes = npt.NDArray[np.uint8]
+Verb = Callable[[Mapping[str, object]], dict[str, object]]
+
+IDLE_BEAT_S: Final = 1.0  # an idle loop shows that it is alive this often
+MAX_FAILED_STEPS: Final = 3  # in a row; beyond it the device or the model is broken
+
+
+class Scheduler(Protocol):
+    """What the loop needs of `trunkline._core.Core`; see there."""
+
+    def submit(self, client: int, message: bytes, now: float) -> int | None: ...
+    def abort(self, client: int | None, key: int | None, rid: str | None) -> int: ...
+    def plan(self, now: float, arena: Bytes) -> int | None: ...
+    def commit(self, now: float, result: Bytes) -> None: ...
+    def take_events(self) -> list[tuple[int, bytes]]: ...
+    def has_work(self) -> bool: ...
+    def next_deadline(self) -> float | None: ...
+    def flush_cache(self) -> bool: ...
+    def stats(self) -> dict[str, float]: ...
+    def check_integrity(self) -> None: ...
+
+
+class Executor(Protocol):
+    """What the loop needs of a runner."""
+
+    def execute(self, plan: Plan) -> Bytes:
+        """Compute one step; the result block of `plan.encode_result`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopOptions:
+    """How a loop runs. `beat` is called each time it goes round; `verbs` add control messages."""
+
+    arena_bytes: int
+    overlap_depth: int = 0
+    log_interval_steps: int = 40
+    max_total_tokens: int
+    beat: Callable[[], None]
+    verbs: Mapping[str, Verb] = field(default_factory=dict)
+
+
+class EngineLoop:
+    """Runs one engine in the thread that calls `run`."""
+
+    def __init__(self, core: Scheduler, runner: Executor, port: Port, options: LoopOptions) -> None:
+        self._core = core
+        self._runner = runner
+        self._port = port
+        self._beat = options.beat
+        self._depth = options.overlap_depth
+        # A plan is read until its step is committed: one arena for each step in flight.
+        self._arenas = deque(
+            np.zeros(options.arena_bytes, dtype=np.uint8) for _ in range(self._depth + 1)
+        )
+        self._in_flight: deque[Bytes] = deque()
+        self._log = StepLog(core.stats, options.log_interval_steps, options.max_total_tokens)
+        self._verbs: dict[str, Verb] = {
+            "flush_cache": lambda _: {"flushed": core.flush_cache()},
+            "stats": lambda _: dict(core.stats()),
+            "check_integrity": self._check_integrity,
+            **options.verbs,
+        }
+        self._failed_steps = 0
+        self._stopping = False
+
+    def run(self) -> None:
+        """Serve until `stop`.
+
+        Raises:
+            Exception: the scheduler or the runner is broken; nothing more can be computed.
+        """
+        moved = False
+        while not self._stopping:
+            self._beat()
+            self._receive(0.0 if moved else self._patience())
+            moved = self._step()
+
+    def stop(self) -> None:
+        """Make `run` return after the current step. May be called from any thread."""
+        self._stopping = True
+        self._port.wake()
+
+    def _step(self) -> bool:
+        """Plan and execute one step, commit the oldest that is due; False: nothing to do."""
+        arena = self._arenas[0]
+        step = self._core.plan(time.time(), arena)
+        self._send_events()  # acceptances and refusals do not wait for the step
+        if step is not None:
+            self._arenas.rotate(-1)
+            self._in_flight.append(self._execute(Plan(arena)))
+        due = len(self._in_flight) > (self._depth if step is not None else 0)
+        if due:
+            self._core.commit(time.time(), self._in_flight.popleft())
+            self._send_events()
+        self._log.step(idle=step is None)
+        return step is not None or due
+
+    def _execute(self, plan: Plan) -> Bytes:
+        """Run a step; when that fails as a whole, its requests fail and the others go on."""
+        try:
+            result = self._runner.execute(plan)
+        except Exception:
+            self._failed_steps += 1
+            if self._failed_steps > MAX_FAILED_STEPS:
+                raise
+            logger.exception("Step %d failed; its requests end with an error", plan.step)
+            return encode_result(
+                plan.step,
+                {
+                    "sample_counts": np.zeros(plan.sample_logit.size, dtype=np.int32),
+                    "row_errors": np.full(plan.row_slot.size, ROW_FAILED, dtype=np.int32),
+                },
+            )
+        self._failed_steps = 0
+        return result
+
+    def _patience(self) -> float:
+        """How long an idle loop may wait for a message."""
+        deadline = self._core.next_deadline()
+        if deadline is None:
+            return IDLE_BEAT_S
+        return min(max(deadline - time.time(), 0.0), IDLE_BEAT_S)
+
+    def _receive(self, timeout_s: float) -> None:
+        for message in self._port.receive(timeout_s):
+            if message.kind == messages.SUBMIT:
+                self._submit(message)
+            elif message.kind == messages.ABORT:
+                self._abort(message)
+            elif message.kind == messages.CONTROL:
+                self._control(message)
+            else:
+                logger.error("Dropped a message of unknown kind %r", message.kind)
+
+    def _send_events(self) -> None:
+        for client, blob in self._core.take_events():
+            self._send(client, blob)
+
+    def _send(self, client: int, blob: bytes) -> None:
+        if not self._port.send(client, blob):
+            self._core.abort(client, None, None)
+
+    def _submit(self, message: Message) -> None:
+        try:
+            self._core.submit(message.client, message.payload, time.time())
+        except Exception as error:  # malformed, so no event follows by itself
+            logger.error("Refused a malformed request: %s", error)
+            key = msgspec.msgpack.decode(message.payload)[0]
+            refusal = messages.Refused(key, 400, "invalid_request_error", str(error), None)
+            self._send(message.client, msgspec.msgpack.encode([refusal]))
+
+    def _abort(self, message: Message) -> None:
+        abort = msgspec.msgpack.decode(message.payload, type=messages.Abort)
+        if abort.key is not None:
+            self._core.abort(message.client, abort.key, None)
+        elif abort.rid is not None or abort.all:
+            self._core.abort(None, None, abort.rid)
+
+    def _control(self, message: Message) -> None:
+        control = msgspec.msgpack.decode(message.payload, type=messages.Control)
+        verb = self._verbs.get(control.verb)
+        try:
+            if verb is None:
+                raise ValueError(f"unknown control verb {control.verb!r}; known: {[*self._verbs]}")
+            reply = messages.ControlReply(control.key, verb(control.arguments))
+        except Exception as error:
+            reply = messages.ControlReply(control.key, {}, f"{type(error).__name__}: {error}")
+        self._send(message.client, msgspec.msgpack.encode([reply]))
+
+    def _check_integrity(self, _: Mapping[str, object]) -> dict[str, object]:
+        self._core.check_integrity()
+        return {}

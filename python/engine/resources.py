@@ -1,0 +1,185 @@
+"""Settings left to the engine, worked out from the model and the machine: pure functions.
+
+`launch.py` measures (memory, step times) and asks here; nothing here reads a clock, a device or a
+file, except `free_host_bytes`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from trunkline.engine.config import CacheOptions, SchedulerOptions
+from trunkline.engine.models.config import DecoderConfig
+
+GIB: Final = 1 << 30
+# Without --mem-fraction-static a CPU engine takes this share of what is free, and at most so much.
+HOST_MEMORY_SHARE: Final = 0.4
+HOST_POOL_LIMIT_BYTES: Final = 8 * GIB
+DEVICE_MEMORY_SHARE: Final = 0.88
+HOST_MAX_RUNNING: Final = 256
+DEVICE_MAX_RUNNING: Final = 4096
+# The step budget that is derived from measured times stays in these bounds.
+MIN_BUDGET_TOKENS: Final = 32
+MAX_BUDGET_TOKENS: Final = 8192
+
+
+class SettingError(ValueError):
+    """A setting that this model or machine cannot have; the message says what it can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Memory of the device that holds weights and KV pool, in bytes."""
+
+    free: int  # before weights and pool
+    weights: int
+    per_token: int  # KV of one token position
+    on_host: bool
+
+
+def weight_bytes(config: DecoderConfig, item_bytes: int) -> int:
+    """Size of a dense decoder's weights."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    heads = (config.num_heads + config.num_kv_heads) * config.head_dim
+    per_layer = 2 * hidden * heads + 3 * hidden * inner + 2 * hidden
+    embeddings = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
+    return (config.num_layers * per_layer + embeddings + hidden) * item_bytes
+
+
+def kv_token_bytes(config: DecoderConfig, item_bytes: int) -> int:
+    """Size of the keys and values of one token position."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * item_bytes
+
+
+def free_host_bytes() -> int:
+    """Memory that this process may still take: what the machine and its control group leave."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        free = int(fields["MemAvailable"].split()[0]) * 1024
+    limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
+    if limit.exists() and used.exists() and (most := limit.read_text().strip()) != "max":
+        free = min(free, int(most) - int(used.read_text()))
+    return free
+
+
+def context_length(requested: int | None, config: DecoderConfig) -> int:
+    """The longest sequence, prompt and output together.
+
+    Raises:
+        SettingError: more is asked for than the model has positions.
+    """
+    if requested is None:
+        return config.max_position
+    if not 2 <= requested <= config.max_position:
+        raise SettingError(
+            f"context_length is {requested}, but must be 2 to {config.max_position} (the model's "
+            "own); to go beyond, extend its rope through json_model_override_args"
+        )
+    return requested
+
+
+def pool_tokens(options: CacheOptions, memory: Memory, context_len: int, max_running: int) -> int:
+    """How many token positions the KV pool has: a whole number of pages.
+
+    Raises:
+        SettingError: not even one page is left, or an option is out of range.
+    """
+    page = options.page_size
+    if page < 1:
+        raise SettingError(f"page_size is {page}, but must be at least 1")
+    if options.max_total_tokens is not None:
+        return _whole_pages(options.max_total_tokens, page, "max_total_tokens")
+    share = options.mem_fraction_static
+    if share is not None and not 0 < share < 1:
+        raise SettingError(f"mem_fraction_static is {share}, but must be above 0 and below 1")
+    limit = memory.free
+    if share is None:
+        share = HOST_MEMORY_SHARE if memory.on_host else DEVICE_MEMORY_SHARE
+        limit = HOST_POOL_LIMIT_BYTES if memory.on_host else memory.free
+    pool_bytes = min(int(memory.free * share) - memory.weights, limit)
+    if pool_bytes < page * memory.per_token:
+        raise SettingError(
+            f"no memory is left for the KV pool: {share:.2f} of the free {memory.free / GIB:.1f} "
+            f"GiB, less {memory.weights / GIB:.1f} GiB of weights; raise mem_fraction_static or "
+            "free memory"
+        )
+    # More than every sequence at full length can use would lie idle.
+    most = max_running * context_len
+    return _whole_pages(min(pool_bytes // memory.per_token, most), page, "the KV pool")
+
+
+def max_running_requests(options: SchedulerOptions, *, on_host: bool) -> int:
+    """Most sequences in a step.
+
+    Raises:
+        SettingError: the option is out of range.
+    """
+    requested = options.max_running_requests
+    if requested is None:
+        return HOST_MAX_RUNNING if on_host else DEVICE_MAX_RUNNING
+    if requested < 1:
+        raise SettingError(f"max_running_requests is {requested}, but must be at least 1")
+    return requested
+
+
+def chunk_tokens(options: SchedulerOptions) -> int | None:
+    """Most prompt tokens of one request per step; None: only the step's budget bounds them.
+
+    Raises:
+        SettingError: the option is out of range.
+    """
+    requested = options.chunked_prefill_size
+    if requested is None or requested == -1:
+        return None
+    if requested < 1:
+        raise SettingError(f"chunked_prefill_size is {requested}, but must be -1 or at least 1")
+    return requested
+
+
+def step_budget(times: Sequence[tuple[int, float]], target_s: float) -> int:
+    """The most tokens of a step that should take `target_s`.
+
+    Args:
+        times: measured `(tokens, seconds)` by growing tokens, one at least.
+        target_s: how long a step may take.
+    """
+    width, elapsed = times[-1]
+    if len(times) == 1:
+        fixed_s, token_s = 0.0, elapsed / width
+    else:
+        earlier_width, earlier = times[-2]
+        token_s = max((elapsed - earlier) / (width - earlier_width), 1e-9)
+        fixed_s = max(elapsed - token_s * width, 0.0)
+    tokens = int(max(target_s - fixed_s, 0.0) / token_s)
+    return max(MIN_BUDGET_TOKENS, min(tokens, MAX_BUDGET_TOKENS))
+
+
+def new_token_ratios(conservativeness: float) -> tuple[float, float]:
+    """First and lowest share of their remaining tokens that running requests are counted with.
+
+    Raises:
+        SettingError: the option is out of range.
+    """
+    if not conservativeness > 0:
+        raise SettingError(
+            f"schedule_conservativeness is {conservativeness}, but must be above 0"
+        )
+    first = min(0.7 * conservativeness, 1.0)
+    return first, 0.14 * first
+
+
+def arena_bytes(max_running: int, budget: int, context_len: int) -> int:
+    """Size of a plan's arena: a full step, and room for penalties, bias and stop ids."""
+    return (4 << 20) + 4096 * max_running + 64 * budget + 16 * context_len
+
+
+def _whole_pages(tokens: int, page: int, name: str) -> int:
+    if tokens < page:
+        raise SettingError(f"{name} has {tokens} tokens, but must hold a page of {page}")
+    return tokens // page * page

@@ -1,0 +1,94 @@
+"""The engine's periodic log lines, from differences of the scheduler's counters.
+
+Operators' scripts parse these lines: `Prefill batch. ...` when prompts were computed, at most one
+per second, and `Decode batch. ...` every so many steps. Nothing is lost between two lines: each
+tells what happened since the one before.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+logger = logging.getLogger(__name__)
+
+PREFILL_INTERVAL_S: Final = 1.0
+LOOK_INTERVAL_S: Final = 0.1  # gathering the counters costs more than a turn of the loop may
+
+Stats = dict[str, float]
+
+
+class StepLog:
+    """Follows one scheduler. `step` is called once per turn of the loop."""
+
+    def __init__(
+        self, stats: Callable[[], Stats], interval_steps: int, max_total_tokens: int
+    ) -> None:
+        self._stats = stats
+        self._interval_steps = interval_steps
+        self._max_total_tokens = max_total_tokens
+        self._steps = 0
+        self._last_prefill = stats()
+        self._last_decode = self._last_prefill
+        self._next_look_at = 0.0
+        self._last_decode_at = time.monotonic()
+        self.gen_throughput = 0.0
+
+    def step(self, *, idle: bool) -> None:
+        """Count a step (or, idle, none) and write the lines that are due."""
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        now = time.monotonic()
+        self._steps += not idle
+        decode_due = not idle and self._steps % self._interval_steps == 0
+        prefill_due = now >= self._next_look_at
+        if not decode_due and not prefill_due:
+            return
+        stats = self._stats()
+        if prefill_due:
+            self._prefill(stats, now)
+        if decode_due:
+            self._decode(stats, now)
+
+    def _prefill(self, stats: Stats, now: float) -> None:
+        new_tokens = self._since(self._last_prefill, stats, "prompt_tokens_computed_total")
+        cached = self._since(self._last_prefill, stats, "cached_tokens_total")
+        self._next_look_at = now + (PREFILL_INTERVAL_S if new_tokens else LOOK_INTERVAL_S)
+        if new_tokens == 0:
+            return
+        all_cached = stats["cached_tokens_total"]
+        all_tokens = all_cached + stats["prompt_tokens_computed_total"]
+        logger.info(
+            "Prefill batch. #new-seq: %d, #new-token: %d, #cached-token: %d, "
+            "cache hit rate: %.2f%%, token usage: %.2f, #running-req: %d, #queue-req: %d",
+            self._since(self._last_prefill, stats, "admitted_total"),
+            new_tokens,
+            cached,
+            100 * all_cached / all_tokens,
+            stats["used_tokens"] / self._max_total_tokens,
+            stats["running"],
+            stats["queued"],
+        )
+        self._last_prefill = stats
+
+    def _decode(self, stats: Stats, now: float) -> None:
+        tokens = self._since(self._last_decode, stats, "generated_tokens_total")
+        elapsed = now - self._last_decode_at
+        self.gen_throughput = tokens / elapsed if elapsed > 0 else 0.0
+        if tokens > 0:
+            logger.info(
+                "Decode batch. #running-req: %d, #token: %d, token usage: %.2f, "
+                "gen throughput (token/s): %.2f, #queue-req: %d",
+                stats["running"],
+                stats["used_tokens"],
+                stats["used_tokens"] / self._max_total_tokens,
+                self.gen_throughput,
+                stats["queued"],
+            )
+        self._last_decode, self._last_decode_at = stats, now
+
+    @staticmethod
+    def _since(earlier: Stats, later: Stats, name: str) -> float:
+        return later[name] - earlier[name]
