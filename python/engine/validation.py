@@ -1,0 +1,361 @@
+"""Sampling parameters as clients write them -> `messages.SamplingParams`.
+
+Knows the native names, their ranges and the words of the errors; knows nothing of HTTP, requests or
+models. Every rule here is stated in `docs/api.md`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from trunkline.engine.messages import SamplingParams
+
+# Below this temperature the distribution is a point: decoding is greedy.
+GREEDY_TEMPERATURE: Final = 1e-6
+MAX_LOGIT_BIAS: Final = 100.0
+_SHOWN_CHARS: Final = 80
+
+
+class RequestError(Exception):
+    """A request cannot be served as it is; the message names field, value and limit.
+
+    `status` is the HTTP status that fits, `param` the field in the client's spelling.
+    """
+
+    def __init__(
+        self, message: str, param: str | None = None, status: int = 400, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.status = status
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds on what one request may ask for; those without a default come from the model."""
+
+    vocab_size: int
+    context_length: int
+    max_samples: int = 128
+    max_prompts: int = 2048
+    max_stop_strings: int = 32
+    max_stop_chars: int = 1024
+    max_stop_token_ids: int = 256
+    max_logit_bias: int = 1024
+    max_top_logprobs: int = 128
+    max_scored_ids: int = 1024
+    max_id_chars: int = 256
+    max_namespace_chars: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedSampling:
+    """Validated sampling parameters; `seed` is None when the client gave none."""
+
+    sampling: SamplingParams
+    n: int
+    stream_interval: int | None
+    seed: int | None
+
+    def for_request(self, rid: str, random_seed: int) -> SamplingParams:
+        """Give the parameters their seed: the client's, or one that depends on `rid` alone.
+
+        The derived seed is a SHA-256 of `random_seed` and `rid`, so a rid repeats its tokens on a
+        server with the same `--random-seed`.
+        """
+        if self.seed is not None:
+            return self.sampling
+        digest = hashlib.sha256(f"{random_seed}:{rid}".encode()).digest()
+        return msgspec.structs.replace(self.sampling, seed=int.from_bytes(digest[:8], "little"))
+
+
+def shown(value: object) -> str:
+    """`value` for an error message: short, printable, never failing."""
+    text = repr(value) if not isinstance(value, float) else str(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+
+
+def is_int(value: object) -> bool:
+    """Whether `value` is an integer; JSON's true and false are not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _finite(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """A range and the words for it."""
+
+    accepts: Callable[[float], bool]
+    words: str
+    integer: bool = False
+
+    def parse(self, name: str, value: Any) -> Any:
+        number = _finite(value)
+        if number is None or not self.accepts(number) or (self.integer and not is_int(value)):
+            raise RequestError(f"{name} must be {self.words}, got {shown(value)}.", name)
+        return value if self.integer else number
+
+
+_NUMBERS: Final = {
+    "temperature": _Number(lambda x: x >= 0, "a non-negative finite number"),
+    "top_p": _Number(lambda x: 0 < x <= 1, "in (0, 1]"),
+    "top_k": _Number(
+        lambda x: x == -1 or 1 <= x < 2**31, "-1 (disable) or at least 1", integer=True
+    ),
+    "min_p": _Number(lambda x: 0 <= x <= 1, "in [0, 1]"),
+    "frequency_penalty": _Number(lambda x: -2 <= x <= 2, "in [-2, 2]"),
+    "presence_penalty": _Number(lambda x: -2 <= x <= 2, "in [-2, 2]"),
+    "repetition_penalty": _Number(lambda x: 0 < x <= 2, "in (0, 2]"),
+    "max_new_tokens": _Number(lambda x: 0 <= x < 2**31, "an integer in [0, 2147483647]", True),
+    "min_new_tokens": _Number(lambda x: 0 <= x < 2**31, "an integer in [0, 2147483647]", True),
+    "stream_interval": _Number(lambda x: 1 <= x < 2**31, "an integer of at least 1", True),
+}
+_FLAGS: Final = ("ignore_eos", "skip_special_tokens", "no_stop_trim")
+# Known elsewhere, not served here: only null, or a value that changes nothing.
+_UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
+    "stop_regex": ((), [], ""),
+    "json_schema": (),
+    "regex": (),
+    "ebnf": (),
+    "structural_tag": (),
+    "beam_width": (1,),
+    "custom_params": ({},),
+    "watermark": ({}, False),
+    "lora_path": (),
+    "max_thinking_tokens": (),
+    "thinking_budget": (),
+    "spaces_between_special_tokens": (True,),
+}
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Takes the client's dict apart; `names` maps native names to the client's spelling."""
+
+    raw: Mapping[str, Any]
+    limits: Limits
+    names: Mapping[str, str]
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def name(self, native: str) -> str:
+        return self.names.get(native, native)
+
+    def numbers_and_flags(self) -> None:
+        for native, value in self.raw.items():
+            if value is None and native != "max_new_tokens":
+                continue
+            if native in _NUMBERS:
+                parsed = None if value is None else _NUMBERS[native].parse(self.name(native), value)
+                self.values[native] = parsed
+            elif native in _FLAGS:
+                if not isinstance(value, bool):
+                    name = self.name(native)
+                    raise RequestError(f"{name} must be true or false, got {shown(value)}.", name)
+                self.values[native] = value
+
+    def stop(self) -> list[str]:
+        value = self.raw.get("stop")
+        name = self.name("stop")
+        strings = [] if value is None else [value] if isinstance(value, str) else value
+        if not isinstance(strings, list) or not all(isinstance(item, str) for item in strings):
+            raise RequestError(f"{name} must be a string or a list of strings.", name)
+        if len(strings) > self.limits.max_stop_strings:
+            raise RequestError(
+                f"{name} must have at most {self.limits.max_stop_strings} strings, "
+                f"got {len(strings)}.",
+                name,
+            )
+        for item in strings:
+            if not 1 <= len(item) <= self.limits.max_stop_chars:
+                raise RequestError(
+                    f"{name} strings must have 1 to {self.limits.max_stop_chars} characters, "
+                    f"got one of {len(item)}.",
+                    name,
+                )
+        return list(strings)
+
+    def stop_token_ids(self) -> list[int]:
+        value = self.raw.get("stop_token_ids")
+        if value is None:
+            return []
+        name = self.name("stop_token_ids")
+        return parse_token_ids(value, name, self.limits, self.limits.max_stop_token_ids)
+
+    def logit_bias(self) -> list[tuple[int, float]]:
+        value = self.raw.get("logit_bias")
+        name = self.name("logit_bias")
+        if value is None:
+            return []
+        if not isinstance(value, dict):
+            raise RequestError(f"{name} must be an object of token id to number.", name)
+        if len(value) > self.limits.max_logit_bias:
+            raise RequestError(
+                f"{name} must have at most {self.limits.max_logit_bias} entries, "
+                f"got {len(value)}.",
+                name,
+            )
+        return sorted(self._bias_entry(name, key, bias) for key, bias in value.items())
+
+    def _bias_entry(self, name: str, key: Any, bias: Any) -> tuple[int, float]:
+        token = key if is_int(key) else int(key) if _is_decimal(key) else -1
+        if not 0 <= token < self.limits.vocab_size:
+            raise RequestError(
+                f"{name} keys must be token ids in [0, {self.limits.vocab_size}), "
+                f"got {shown(key)}.",
+                name,
+            )
+        number = _finite(bias)
+        if number is None or abs(number) > MAX_LOGIT_BIAS:
+            bound = int(MAX_LOGIT_BIAS)
+            raise RequestError(
+                f"{name} values must be in [-{bound}, {bound}], got {shown(bias)}.", name
+            )
+        return token, number
+
+    def seed(self) -> int | None:
+        native = "sampling_seed" if self.raw.get("sampling_seed") is not None else "seed"
+        value = self.raw.get(native)
+        if value is None:
+            return None
+        if not is_int(value) or not -(2**63) <= value < 2**63:
+            name = self.name(native)
+            raise RequestError(f"{name} must be a 64-bit integer, got {shown(value)}.", name)
+        return int(value) % 2**64
+
+    def samples(self) -> int:
+        value = self.raw.get("n")
+        if value is None:
+            return 1
+        if not is_int(value) or not 1 <= value <= self.limits.max_samples:
+            raise RequestError(
+                f"n must be an integer in [1, {self.limits.max_samples}], got {shown(value)}.", "n"
+            )
+        return int(value)
+
+
+_OTHERS: Final = ("stop", "stop_token_ids", "logit_bias", "sampling_seed", "seed", "n")
+SAMPLING_NAMES: Final = frozenset((*_NUMBERS, *_FLAGS, *_OTHERS))
+
+
+def _is_decimal(key: object) -> bool:
+    return isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10
+
+
+def parse_token_ids(value: Any, name: str, limits: Limits, most: int) -> list[int]:
+    """Check a list of at most `most` token ids.
+
+    Raises:
+        RequestError: it is no list, too long, or an entry is not an id of the vocabulary.
+    """
+    if not isinstance(value, list):
+        raise RequestError(f"{name} must be a list of token ids, got {shown(value)}.", name)
+    if len(value) > most:
+        raise RequestError(f"{name} must have at most {most} token ids, got {len(value)}.", name)
+    for token in value:
+        if not is_int(token) or not 0 <= token < limits.vocab_size:
+            raise RequestError(
+                f"{name} must hold token ids in [0, {limits.vocab_size}), got {shown(token)}.",
+                name,
+            )
+    return value
+
+
+def refuse_unsupported(
+    raw: Mapping[str, Any], table: Mapping[str, tuple[object, ...]], prefix: str = ""
+) -> None:
+    """Refuse the fields of `table` unless null or one of their neutral values.
+
+    Raises:
+        RequestError: a field has a value that would have an effect if it were supported.
+    """
+    for name, neutral in table.items():
+        value = raw.get(name)
+        if value is None or any(type(value) is type(x) and value == x for x in neutral):
+            continue
+        shown_name = f"{prefix}{name}"
+        raise RequestError(
+            f"{shown_name} is not supported by this server; leave it out or null.", shown_name
+        )
+
+
+def parse_sampling_params(
+    raw: Any,
+    *,
+    limits: Limits,
+    defaults: Mapping[str, Any],
+    names: Mapping[str, str] | None = None,
+) -> ParsedSampling:
+    """Validate a dict of sampling parameters.
+
+    Args:
+        raw: what the client sent, by native names; null values stand for the default, except
+            `max_new_tokens`, whose null means as many as the context holds.
+        limits: bounds of this server.
+        defaults: values by native name for what `raw` leaves out; trusted to be valid.
+        names: native name -> the client's spelling, for error messages.
+
+    Raises:
+        RequestError: a value is out of range or of the wrong type, a key unknown or unsupported.
+    """
+    if raw is None:
+        raw = {}
+    if not isinstance(raw, Mapping):
+        raise RequestError(
+            f"sampling_params must be an object, got {shown(raw)}.", "sampling_params"
+        )
+    unknown = [key for key in raw if key not in SAMPLING_NAMES and key not in _UNSUPPORTED]
+    if unknown:
+        raise RequestError(f"unknown sampling parameter {shown(unknown[0])}.", unknown[0])
+    refuse_unsupported(raw, _UNSUPPORTED)
+    given = {
+        key: value for key, value in raw.items() if value is not None or key == "max_new_tokens"
+    }
+    merged = {**defaults, **given}
+    reader = _Reader(merged, limits, names or {})
+    reader.numbers_and_flags()
+    sampling, interval = _assemble(reader)
+    seed = reader.seed()
+    if seed is not None:
+        sampling = msgspec.structs.replace(sampling, seed=seed)
+    return ParsedSampling(sampling, reader.samples(), interval, seed)
+
+
+def _assemble(reader: _Reader) -> tuple[SamplingParams, int | None]:
+    values = reader.values
+    interval = values.pop("stream_interval", None)
+    if values.get("top_k") == -1:
+        values["top_k"] = 0
+    if values.get("temperature", 1.0) < GREEDY_TEMPERATURE:
+        values["temperature"] = 0.0
+    sampling = SamplingParams(
+        stop=reader.stop(),
+        stop_token_ids=reader.stop_token_ids(),
+        logit_bias=reader.logit_bias(),
+        **values,
+    )
+    longest = sampling.max_new_tokens
+    if longest is not None and sampling.min_new_tokens > longest:
+        name = reader.name("min_new_tokens")
+        raise RequestError(
+            f"{name} must be in [0, {reader.name('max_new_tokens')}({longest})], "
+            f"got {sampling.min_new_tokens}.",
+            name,
+        )
+    return sampling, interval
