@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -199,16 +199,19 @@ class Stream:
         return self._updates()
 
     async def _updates(self) -> AsyncIterator[list[Update]]:
-        while True:
-            if self._pending:
-                pending, self._pending = self._pending, {}
-                yield list(pending.values())
-            elif not self._unfinished:
-                return
-            elif self._error is not None:
-                raise self._error
-            else:
-                await self._sleep()
+        async for _, updates in merged([self]):
+            yield updates
+
+    def _take(self) -> list[Update]:
+        """All that is new since the last call; raises what ended the stream once that is taken."""
+        if not self._pending and self._error is not None:
+            raise self._error
+        pending, self._pending = self._pending, {}
+        return list(pending.values())
+
+    @property
+    def _drained(self) -> bool:
+        return not self._unfinished and not self._pending
 
     def abort(self) -> None:
         """Ask the engine to end the request. Idempotent, and harmless after the end."""
@@ -377,6 +380,27 @@ class Client:
             for future in self._controls.values():
                 if not future.done():
                     future.set_exception(error)
+
+
+async def merged(streams: Sequence[Stream]) -> AsyncIterator[tuple[Stream, list[Update]]]:
+    """Yield the updates of several streams as they come, each with its stream, until all end.
+
+    Raises:
+        RequestRefused: the engine did not take one of them.
+        EngineDied: the engine was lost.
+    """
+    wake = asyncio.Event()
+    for stream in streams:
+        stream._wake = wake
+    running = list(streams)
+    while running:
+        wake.clear()
+        for stream in running:
+            if updates := stream._take():
+                yield stream, updates
+        running = [stream for stream in running if not stream._drained]
+        if running:
+            await wake.wait()
 
 
 def _submit(stream: Stream) -> messages.Submit:

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -23,6 +23,9 @@ from trunkline.engine import messages
 from trunkline.engine.channel import Message, Port
 from trunkline.engine.plan import ROW_FAILED, Plan, encode_result
 from trunkline.engine.step_log import StepLog
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +41,8 @@ class Scheduler(Protocol):
 
     def submit(self, client: int, message: bytes, now: float) -> int | None: ...
     def abort(self, client: int | None, key: int | None, rid: str | None) -> int: ...
-    def plan(self, now: float, arena: Bytes) -> int | None: ...
-    def commit(self, now: float, result: Bytes) -> None: ...
+    def plan(self, now: float, arena: Buffer) -> int | None: ...
+    def commit(self, now: float, result: Buffer) -> None: ...
     def take_events(self) -> list[tuple[int, bytes]]: ...
     def has_work(self) -> bool: ...
     def next_deadline(self) -> float | None: ...
@@ -84,7 +87,7 @@ class EngineLoop:
         self._log = StepLog(core.stats, options.log_interval_steps, options.max_total_tokens)
         self._verbs: dict[str, Verb] = {
             "flush_cache": lambda _: {"flushed": core.flush_cache()},
-            "stats": lambda _: dict(core.stats()),
+            "stats": lambda _: {**core.stats(), "gen_throughput": self._log.gen_throughput},
             "check_integrity": self._check_integrity,
             **options.verbs,
         }
@@ -111,14 +114,14 @@ class EngineLoop:
     def _step(self) -> bool:
         """Plan and execute one step, commit the oldest that is due; False: nothing to do."""
         arena = self._arenas[0]
-        step = self._core.plan(time.time(), arena)
+        step = self._core.plan(time.time(), arena.data)
         self._send_events()  # acceptances and refusals do not wait for the step
         if step is not None:
             self._arenas.rotate(-1)
             self._in_flight.append(self._execute(Plan(arena)))
         due = len(self._in_flight) > (self._depth if step is not None else 0)
         if due:
-            self._core.commit(time.time(), self._in_flight.popleft())
+            self._core.commit(time.time(), self._in_flight.popleft().data)
             self._send_events()
         self._log.step(idle=step is None)
         return step is not None or due

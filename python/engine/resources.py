@@ -167,9 +167,7 @@ def new_token_ratios(conservativeness: float) -> tuple[float, float]:
         SettingError: the option is out of range.
     """
     if not conservativeness > 0:
-        raise SettingError(
-            f"schedule_conservativeness is {conservativeness}, but must be above 0"
-        )
+        raise SettingError(f"schedule_conservativeness is {conservativeness}, but must be above 0")
     first = min(0.7 * conservativeness, 1.0)
     return first, 0.14 * first
 

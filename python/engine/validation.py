@@ -207,8 +207,7 @@ class _Reader:
             raise RequestError(f"{name} must be an object of token id to number.", name)
         if len(value) > self.limits.max_logit_bias:
             raise RequestError(
-                f"{name} must have at most {self.limits.max_logit_bias} entries, "
-                f"got {len(value)}.",
+                f"{name} must have at most {self.limits.max_logit_bias} entries, got {len(value)}.",
                 name,
             )
         return sorted(self._bias_entry(name, key, bias) for key, bias in value.items())

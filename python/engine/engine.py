@@ -1,0 +1,312 @@
+"""`trunkline.Engine`: an engine inside your own Python process.
+
+The loop runs in a thread of the process: no child process, no signal handler, no global state.
+Calls from asyncio are served in the caller's own event loop; synchronous calls, from any thread,
+wait for a small event loop that the engine keeps in a second thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any, TypedDict, TypeVar, Unpack
+
+from trunkline.engine.native_request import GenerateJob, RequestContext, parse_generate
+
+from trunkline.engine import launch
+from trunkline.engine.client import EngineDied, Stream, merged
+from trunkline.engine.local import EngineHost
+from trunkline.engine.outputs import OutputOptions, generate_output
+from trunkline.engine.validation import Limits
+from trunkline.engine.weights import open_checkpoint
+
+Value = TypeVar("Value")
+Output = dict[str, object]
+Outputs = Output | list[Output]
+
+# A shorter prompt is tokenised where it is; a longer one would hold up the caller's event loop.
+INLINE_CHARS = 16384
+
+
+class RequestFields(TypedDict, total=False):
+    """What a request may say besides prompt and sampling parameters, as in `/generate`."""
+
+    input_ids: list[int] | list[list[int]]
+    rid: str | list[str]
+    return_logprob: bool | list[bool]
+    logprob_start_len: int | list[int]
+    top_logprobs_num: int | list[int]
+    token_ids_logprob: list[int] | list[list[int]]
+    return_text_in_logprobs: bool
+    return_prompt_token_ids: bool
+    priority: int
+    extra_key: str | list[str]
+    cache_salt: str | list[str]
+
+
+class Engine:
+    """A model, ready to generate.
+
+    Example:
+        >>> with Engine() as engine:  # doctest: +SKIP
+        ...     print(engine.generate("The capital of France is")["text"])
+
+    Every method may be called from any thread, any number of engines may live in one process, and
+    no `__main__` guard is needed. Leave it by `with`, or call `shutdown`; an engine that is garbage
+    collected shuts down by itself.
+    """
+
+    def __init__(self, model_path: str | None = None, **settings: Any) -> None:
+        """Load a model.
+
+        Args:
+            model_path: Hugging Face directory, hub id or `.gguf` file; None: the embedded default.
+            settings: any engine setting by its flat name (`max_total_tokens=4096`).
+
+        Raises:
+            TypeError: a setting does not exist.
+            SettingError: a setting is out of range, or does not fit model and machine.
+            CheckpointError: the model cannot be loaded.
+        """
+        config = launch.engine_config({"model_path": model_path, **settings})
+        checkpoint = open_checkpoint(config.model)
+        launched = launch.build(config, checkpoint)
+        facts = launched.facts
+        self._host = EngineHost(launched)
+        self._finalizer = weakref.finalize(self, self._host.close)
+        self._tokenizer = checkpoint.tokenizer
+        self._chat_template = checkpoint.chat_template
+        self._weight_version = facts.weight_version
+        self._native = RequestContext(
+            tokenizer=self._tokenizer,
+            limits=Limits(vocab_size=facts.vocab_size, context_length=facts.context_length),
+            defaults={},
+            random_seed=config.scheduler.random_seed or 0,
+            stream_interval=config.scheduler.stream_interval,
+            priority_scheduling=config.scheduler.schedule_policy == "priority",
+        )
+        chat_defaults = {**checkpoint.generation.sampling, "max_new_tokens": None}
+        self._chat = replace(self._native, defaults=chat_defaults)
+
+    def generate(
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: Mapping[str, Any] | list[Mapping[str, Any]] | None = None,
+        *,
+        stream: bool = False,
+        **fields: Unpack[RequestFields],
+    ) -> Outputs | Iterator[Output]:
+        """Generate, waiting for the end; as `/generate`, whose fields are keywords here.
+
+        Args:
+            prompt: one text or several; or None, with `input_ids`.
+            sampling_params: one dict for all prompts, or one per prompt.
+            stream: return an iterator of outputs that grow; leaving it early aborts the request.
+            fields: see `RequestFields`.
+
+        Returns:
+            A dict for one prompt, a list for several or for `n` above 1.
+
+        Raises:
+            RequestError: the request cannot be served; the message names field and limit.
+            RequestRefused: the engine could not take it (its queue is full, say).
+            EngineDied: the engine was shut down or has failed.
+        """
+        job = self._parse(self._native, prompt, sampling_params, stream, fields)
+        return self._iterate(job) if stream else self._host.run(self._complete(job))
+
+    async def async_generate(
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: Mapping[str, Any] | list[Mapping[str, Any]] | None = None,
+        *,
+        stream: bool = False,
+        **fields: Unpack[RequestFields],
+    ) -> Outputs | AsyncIterator[Output]:
+        """Like `generate`, without blocking the event loop; a stream is an async iterator."""
+        job = await _offload(
+            prompt, lambda: self._parse(self._native, prompt, sampling_params, stream, fields)
+        )
+        return self._stream(job) if stream else await self._complete(job)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling_params: Mapping[str, Any] | None = None,
+        *,
+        stream: bool = False,
+        template_arguments: Mapping[str, Any] | None = None,
+        **fields: Unpack[RequestFields],
+    ) -> Outputs | Iterator[Output]:
+        """Answer a conversation: the model's chat template around `generate`.
+
+        What the model recommends is the default of the sampling parameters, and the answer may be
+        as long as the context allows.
+
+        Args:
+            messages: dicts with `role` and `content`.
+            sampling_params: as in `generate`.
+            stream: as in `generate`.
+            template_arguments: variables for the template, such as `enable_thinking`.
+            fields: see `RequestFields`.
+
+        Returns:
+            As `generate`; `text` is the answer.
+
+        Raises:
+            ChatTemplateError: the template does not take these messages.
+        """
+        job = self._parse_chat(messages, sampling_params, stream, template_arguments, fields)
+        return self._iterate(job) if stream else self._host.run(self._complete(job))
+
+    async def async_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling_params: Mapping[str, Any] | None = None,
+        *,
+        stream: bool = False,
+        template_arguments: Mapping[str, Any] | None = None,
+        **fields: Unpack[RequestFields],
+    ) -> Outputs | AsyncIterator[Output]:
+        """Like `chat`, without blocking the event loop; a stream is an async iterator."""
+        job = self._parse_chat(messages, sampling_params, stream, template_arguments, fields)
+        return self._stream(job) if stream else await self._complete(job)
+
+    def flush_cache(self) -> bool:
+        """Forget every cached prefix; False, and nothing done, while requests run or wait."""
+        return bool(self._control("flush_cache")["flushed"])
+
+    def server_info(self) -> dict[str, object]:
+        """The engine's resolved settings, sizes and counters."""
+        return self._control("server_info")
+
+    def abort(self, rid: str) -> None:
+        """End the request, or one sample (`<rid>_<k>`), with this id; unknown ids do nothing."""
+        self._host.run(self._abort(rid))
+
+    def abort_all(self) -> None:
+        """End every request."""
+        self._host.run(self._abort(None))
+
+    def shutdown(self) -> None:
+        """End the engine: memory, threads and descriptors are given back. Idempotent.
+
+        Requests in flight fail with `EngineDied`.
+        """
+        self._finalizer()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def _parse(
+        self,
+        context: RequestContext,
+        prompt: str | list[str] | None,
+        sampling_params: Mapping[str, Any] | list[Mapping[str, Any]] | None,
+        stream: bool,
+        fields: RequestFields,
+    ) -> GenerateJob:
+        unknown = fields.keys() - RequestFields.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"unknown request fields: {', '.join(sorted(unknown))}")
+        body = {"text": prompt, "sampling_params": sampling_params, "stream": stream, **fields}
+        return parse_generate(body, context)
+
+    def _parse_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling_params: Mapping[str, Any] | None,
+        stream: bool,
+        template_arguments: Mapping[str, Any] | None,
+        fields: RequestFields,
+    ) -> GenerateJob:
+        text = self._chat_template.render(messages, **(template_arguments or {}))
+        input_ids = self._tokenizer.encode(text, add_special_tokens=False)
+        fields = {**fields, "input_ids": input_ids}
+        return self._parse(self._chat, None, sampling_params, stream, fields)
+
+    def _control(self, verb: str) -> dict[str, object]:
+        async def ask() -> dict[str, object]:
+            return await (await self._host.client()).control(verb)
+
+        return self._host.run(ask())
+
+    async def _abort(self, rid: str | None) -> None:
+        (await self._host.client()).abort(rid)
+
+    async def _complete(self, job: GenerateJob) -> Outputs:
+        client = await self._host.client()
+        options = self._options(job)
+        streams = [client.submit(request) for request in job.requests]
+        try:
+            for stream in streams:
+                await stream.finished()
+        finally:
+            _abort_all(streams)
+        now = time.time()
+        outputs = [
+            generate_output(stream, sample, now, options)
+            for stream in streams
+            for sample in stream.samples
+        ]
+        return outputs if job.is_batch or len(outputs) > 1 else outputs[0]
+
+    async def _stream(self, job: GenerateJob) -> AsyncGenerator[Output, None]:
+        client = await self._host.client()
+        options = self._options(job)
+        streams = [client.submit(request) for request in job.requests]
+        first_index = dict(
+            zip(streams, accumulate((len(s.samples) for s in streams), initial=0), strict=False)
+        )
+        single = not job.is_batch and len(streams[0].samples) == 1
+        try:
+            async for stream, updates in merged(streams):
+                for update in updates:
+                    index = None if single else first_index[stream] + update.sample.index
+                    yield generate_output(stream, update.sample, time.time(), options, index=index)
+        finally:
+            _abort_all(streams)
+
+    def _iterate(self, job: GenerateJob) -> Iterator[Output]:
+        outputs = self._stream(job)
+        try:
+            while (output := self._host.run(_next(outputs))) is not None:
+                yield output
+        finally:
+            with contextlib.suppress(EngineDied):  # then nothing is left to abort
+                self._host.run(outputs.aclose())
+
+    def _options(self, job: GenerateJob) -> OutputOptions:
+        return OutputOptions(
+            weight_version=self._weight_version,
+            streamed=job.stream,
+            token_text=self._token_text if job.return_text_in_logprobs else None,
+            prompt_token_ids=job.return_prompt_token_ids,
+        )
+
+    def _token_text(self, token_id: int) -> str:
+        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+
+
+async def _next(outputs: AsyncIterator[Output]) -> Output | None:
+    return await anext(outputs, None)
+
+
+async def _offload(prompt: str | list[str] | None, work: Callable[[], Value]) -> Value:
+    """Do tokenising work here when it is small, else in a thread."""
+    texts = [prompt] if isinstance(prompt, str) else prompt or []
+    small = sum(map(len, texts)) < INLINE_CHARS
+    return work() if small else await asyncio.to_thread(work)
+
+
+def _abort_all(streams: Sequence[Stream]) -> None:
+    for stream in streams:
+        stream.abort()

@@ -1,0 +1,322 @@
+"""From settings and a checkpoint to an engine that can run: runner, core, facts.
+
+The one place that knows the Rust core's constructor, the runner's and the checkpoint's; what the
+user left open is worked out here, by the functions of `resources.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+import numpy as np
+import torch
+from trunkline.engine.runner import Runner, RunnerOptions
+
+from trunkline._core import Core
+from trunkline.engine import resources
+from trunkline.engine.channel import Port
+from trunkline.engine.checkpoint import Checkpoint
+from trunkline.engine.config import EngineConfig
+from trunkline.engine.core_config import CoreConfig
+from trunkline.engine.loop import EngineLoop, LoopOptions
+from trunkline.engine.messages import EngineFacts, SamplingParams, Submit
+from trunkline.engine.plan import Plan
+from trunkline.engine.resources import SettingError
+from trunkline.engine.weights import open_checkpoint
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+logger = logging.getLogger(__name__)
+
+Group = TypeVar("Group", bound="DataclassInstance")
+
+# Step widths that are timed; no wider one is tried once a step takes longer than the target.
+MEASURED_WIDTHS: Final = (16, 16, 64, 256, 1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedEngine:
+    """An engine that is ready to run in whichever thread calls its loop."""
+
+    core: Core
+    runner: Runner
+    core_config: CoreConfig
+    facts: EngineFacts
+    log_interval_steps: int
+
+    def loop(self, port: Port, beat: Callable[[], None]) -> EngineLoop:
+        """Join it to a port; `beat` is called each time the loop goes round."""
+        facts = msgspec.to_builtins(self.facts)
+        options = LoopOptions(
+            arena_bytes=self.core_config.arena_bytes,
+            overlap_depth=self.core_config.overlap_depth,
+            log_interval_steps=self.log_interval_steps,
+            max_total_tokens=self.facts.max_total_tokens,
+            beat=beat,
+            verbs={"server_info": lambda _: {**facts, "stats": dict(self.core.stats())}},
+        )
+        return EngineLoop(self.core, self.runner, port, options)
+
+
+def engine_config(settings: Mapping[str, object]) -> EngineConfig:
+    """Compose a config from flat settings, as `Engine(**settings)` takes them.
+
+    Raises:
+        TypeError: a name is unknown.
+        SettingError: a value is not among a setting's choices.
+    """
+    left = dict(settings)
+    defaults = EngineConfig()
+    groups = {
+        field.name: _take(getattr(defaults, field.name), left)
+        for field in fields(EngineConfig)
+        if field.name in ("model", "cache", "scheduler")
+    }
+    config = _take(replace(defaults, **groups), left)
+    if left:
+        raise TypeError(f"unknown engine settings: {', '.join(sorted(left))}")
+    return config
+
+
+def configure_logging(level: str) -> None:
+    """Write the log of an engine process to standard error, in the format operators' tools read."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+def build(config: EngineConfig, checkpoint: Checkpoint | None = None) -> LaunchedEngine:
+    """Load the model and make an engine of it.
+
+    Args:
+        config: the settings.
+        checkpoint: the opened model, when the caller has it already.
+
+    Raises:
+        CheckpointError: the model cannot be loaded.
+        SettingError: a setting is out of range, or does not fit model and machine.
+    """
+    started_at = time.monotonic()
+    checkpoint = checkpoint or open_checkpoint(config.model)
+    logger.info("server_args=ServerArgs(%s)", ", ".join(f"{k}={v!r}" for k, v in flat(config)))
+    sizes = _sizes(config, checkpoint)
+    runner = Runner(checkpoint, sizes.runner)
+    budget = config.scheduler.max_prefill_tokens or _measured_budget(runner, sizes, config)
+    core_config = _core_config(config, checkpoint, sizes, budget)
+    facts = _facts(config, checkpoint, sizes, core_config)
+    facts = msgspec.structs.replace(facts, startup_s=time.monotonic() - started_at)
+    logger.info(
+        "max_total_num_tokens=%d, chunked_prefill_size=%s, max_prefill_tokens=%d, "
+        "max_running_requests=%d, context_len=%d, available_%s_mem=%.2f GB",
+        facts.max_total_tokens,
+        facts.chunked_prefill_size,
+        facts.max_batch_tokens,
+        facts.max_running_requests,
+        facts.context_length,
+        facts.device,
+        resources.free_host_bytes() / resources.GIB,
+    )
+    return LaunchedEngine(
+        core=Core(core_config.to_json()),
+        runner=runner,
+        core_config=core_config,
+        facts=facts,
+        log_interval_steps=config.scheduler.decode_log_interval,
+    )
+
+
+def flat(config: EngineConfig) -> dict[str, object]:
+    """The settings by their flat names."""
+    settings: dict[str, object] = {}
+    for name, value in asdict(config).items():
+        if isinstance(value, dict):
+            settings.update(value)
+        else:
+            settings[name] = value
+    return settings
+
+
+def resolve_device(requested: str) -> torch.device:
+    """The device to run on.
+
+    Raises:
+        SettingError: it is not there.
+    """
+    if requested == "auto":
+        requested = "cuda" if torch.cuda.is_available() else "cpu"
+    if requested == "cuda" and not torch.cuda.is_available():
+        raise SettingError("device is cuda, but torch sees no CUDA device here; use cpu or auto")
+    return torch.device(requested)
+
+
+def resolve_dtype(requested: str, stored: str, device: torch.device) -> torch.dtype:
+    """The dtype of weights and activations; `auto` follows the checkpoint where that is fast."""
+    if requested == "auto":
+        half_on_host = stored == "float16" and device.type == "cpu"
+        requested = "float32" if half_on_host else stored
+    name = {"half": "float16", "float": "float32"}.get(requested, requested)
+    dtypes = {str(d).removeprefix("torch."): d for d in (torch.float16, torch.bfloat16)}
+    return dtypes.get(name, torch.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    """What was worked out before the weights are loaded."""
+
+    runner: RunnerOptions
+    memory: resources.Memory
+    pool_tokens: int
+
+
+def _sizes(config: EngineConfig, checkpoint: Checkpoint) -> _Sizes:
+    model = checkpoint.config
+    device = resolve_device(config.model.device)
+    dtype = resolve_dtype(config.model.dtype, model.dtype, device)
+    on_host = device.type == "cpu"
+    memory = resources.Memory(
+        free=resources.free_host_bytes() if on_host else torch.cuda.mem_get_info(device)[0],
+        weights=resources.weight_bytes(model, dtype.itemsize),
+        per_token=resources.kv_token_bytes(model, dtype.itemsize),
+        on_host=on_host,
+    )
+    context_len = resources.context_length(config.model.context_length, model)
+    max_running = resources.max_running_requests(config.scheduler, on_host=on_host)
+    pool = resources.pool_tokens(config.cache, memory, context_len, max_running)
+    page = config.cache.page_size
+    runner = RunnerOptions(
+        device=device,
+        dtype=dtype,
+        page_size=page,
+        num_pages=pool // page + 1,  # page 0 is padding
+        max_running_requests=min(max_running, pool // page),
+        max_context_len=context_len,
+    )
+    return _Sizes(runner=runner, memory=memory, pool_tokens=pool)
+
+
+def _core_config(
+    config: EngineConfig, checkpoint: Checkpoint, sizes: _Sizes, budget: int
+) -> CoreConfig:
+    scheduler, runner = config.scheduler, sizes.runner
+    ratio_init, ratio_min = resources.new_token_ratios(scheduler.schedule_conservativeness)
+    by_priority = scheduler.schedule_policy == "priority"
+    return CoreConfig(
+        page_size=runner.page_size,
+        num_pages=runner.num_pages,
+        max_running_requests=runner.max_running_requests,
+        max_queued_requests=scheduler.max_queued_requests,
+        max_batch_tokens=budget,
+        max_chunk_tokens=resources.chunk_tokens(scheduler),
+        max_context_len=runner.max_context_len,
+        vocab_size=checkpoint.config.vocab_size,
+        eos_token_ids=list(checkpoint.generation.eos_token_ids),
+        policy="fcfs" if by_priority else scheduler.schedule_policy,
+        priority_scheduling=by_priority,
+        low_priority_first=scheduler.schedule_low_priority_values_first,
+        prefix_cache=not config.cache.disable_radix_cache,
+        waiting_timeout_s=scheduler.waiting_timeout_s,
+        new_token_ratio_init=ratio_init,
+        new_token_ratio_min=ratio_min,
+        arena_bytes=resources.arena_bytes(
+            runner.max_running_requests, budget, runner.max_context_len
+        ),
+        tokenizer_json=checkpoint.tokenizer.to_json(),
+    )
+
+
+def _facts(
+    config: EngineConfig, checkpoint: Checkpoint, sizes: _Sizes, core: CoreConfig
+) -> EngineFacts:
+    settings = flat(config)
+    return EngineFacts(
+        pid=os.getpid(),
+        model_path=checkpoint.source,
+        dtype=str(sizes.runner.dtype).removeprefix("torch."),
+        device=sizes.runner.device.type,
+        weight_version=config.model.weight_version,
+        vocab_size=core.vocab_size,
+        page_size=core.page_size,
+        context_length=core.max_context_len,
+        max_total_tokens=sizes.pool_tokens,
+        max_running_requests=core.max_running_requests,
+        max_batch_tokens=core.max_batch_tokens,
+        chunked_prefill_size=core.max_chunk_tokens,
+        weight_bytes=sizes.memory.weights,
+        kv_cache_bytes=(core.num_pages * core.page_size) * sizes.memory.per_token,
+        eos_token_ids=core.eos_token_ids,
+        settings=settings,
+        startup_s=0.0,
+    )
+
+
+def _measured_budget(runner: Runner, sizes: _Sizes, config: EngineConfig) -> int:
+    """The step budget that meets the target step time on this machine."""
+    target_s = config.scheduler.target_step_ms / 1000
+    times: list[tuple[int, float]] = []
+    for width in MEASURED_WIDTHS:
+        if width > min(sizes.pool_tokens, sizes.runner.max_context_len - 1):
+            break
+        times = [time for time in times if time[0] != width]  # the first run warms up
+        times.append((width, _step_time(runner, sizes, width)))
+        if times[-1][1] > target_s and len(times) > 1:
+            break
+    budget = resources.step_budget(times, target_s) if times else resources.MIN_BUDGET_TOKENS
+    logger.info(
+        "Step times: %s; budget for %.0f ms: %d tokens",
+        ", ".join(f"{width} tokens {1000 * elapsed:.1f} ms" for width, elapsed in times),
+        config.scheduler.target_step_ms,
+        budget,
+    )
+    return budget
+
+
+def _step_time(runner: Runner, sizes: _Sizes, width: int) -> float:
+    """Seconds that a step with a prompt of `width` tokens takes, through a core of its own."""
+    options = sizes.runner
+    core_config = CoreConfig(
+        page_size=options.page_size,
+        num_pages=options.num_pages,
+        max_running_requests=1,
+        max_batch_tokens=max(width, 2),
+        max_context_len=options.max_context_len,
+        vocab_size=runner.vocab_size,
+        prefix_cache=False,
+        arena_bytes=resources.arena_bytes(1, width, options.max_context_len),
+    )
+    core = Core(core_config.to_json())
+    arena = np.zeros(core_config.arena_bytes, dtype=np.uint8)
+    prompt = [position % runner.vocab_size for position in range(width)]
+    sampling = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
+    submit = Submit(key=1, rid="step-time", prompt=prompt, sampling=sampling)
+    core.submit(1, msgspec.msgpack.encode(submit), time.time())
+    elapsed = 0.0
+    while core.has_work() and core.plan(time.time(), arena.data) is not None:
+        started_at = time.perf_counter()
+        result = runner.execute(Plan(arena))
+        elapsed = max(elapsed, time.perf_counter() - started_at)
+        core.commit(time.time(), result.data)
+    return elapsed
+
+
+def _take(group: Group, settings: dict[str, object]) -> Group:
+    """The group with those of its fields replaced that `settings` has; they are taken out of it."""
+    taken = {}
+    for field in fields(group):
+        if field.name not in settings or is_dataclass(getattr(group, field.name)):
+            continue
+        value = settings.pop(field.name)
+        choices = field.metadata.get("choices")
+        if choices and value not in choices:
+            raise SettingError(f"{field.name} is {value!r}, but must be one of {choices}")
+        taken[field.name] = value
+    return replace(group, **taken)
