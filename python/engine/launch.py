@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
@@ -86,15 +85,6 @@ def engine_config(settings: Mapping[str, object]) -> EngineConfig:
     return config
 
 
-def configure_logging(level: str) -> None:
-    """Write the log of an engine process to standard error, in the format operators' tools read."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(level.upper())
-
-
 def build(config: EngineConfig, checkpoint: Checkpoint | None = None) -> LaunchedEngine:
     """Load the model and make an engine of it.
 
@@ -108,7 +98,9 @@ def build(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Launche
     """
     started_at = time.monotonic()
     checkpoint = checkpoint or open_checkpoint(config.model)
-    logger.info("server_args=ServerArgs(%s)", ", ".join(f"{k}={v!r}" for k, v in flat(config)))
+    logger.info(
+        "server_args=ServerArgs(%s)", ", ".join(f"{k}={v!r}" for k, v in flat(config).items())
+    )
     sizes = _sizes(config, checkpoint)
     runner = Runner(checkpoint, sizes.runner)
     budget = config.scheduler.max_prefill_tokens or _measured_budget(runner, sizes, config)

@@ -24,12 +24,13 @@ import sysconfig
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import msgspec
 
-from trunkline.engine.channel import Changed, Deliver, SocketLink, SocketPort
+from trunkline.engine.channel import Changed, Deliver, Port, SocketLink, SocketPort
 from trunkline.engine.config import EngineConfig
 from trunkline.engine.loop import EngineLoop
 from trunkline.engine.messages import EngineFacts, EngineStatus
@@ -54,6 +55,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     facts: EngineFacts | None = None
     error: str | None = None
+
+
+class Launched(Protocol):
+    """An engine that can be run, `launch.LaunchedEngine`."""
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What is told to the parent."""
+
+    def loop(self, port: Port, beat: Callable[[], None]) -> EngineLoop:
+        """Join it to a port; `beat` is called each time the loop goes round."""
 
 
 class Heartbeat:
@@ -90,8 +102,10 @@ class EngineProcess:
     `watchdog_timeout` is killed first. Needs no signal handler and no child watcher.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, module: str = "trunkline.engine.process") -> None:
+        """Prepare; `module` is what the child runs (it must call `run_child`)."""
         self._config = config
+        self._module = module
         self._epoch = 0
         self._status = EngineStatus(state="starting", epoch=0)
         self._directory: Path | None = None
@@ -124,6 +138,16 @@ class EngineProcess:
     def pid(self) -> int | None:
         """Process id of the running child."""
         return self._process.pid if self._process else None
+
+    @property
+    def exit_code(self) -> int | None:
+        """How the last child ended; None while it runs."""
+        return self._process.returncode if self._process else None
+
+    @property
+    def directory(self) -> Path | None:
+        """Where socket and heartbeat are."""
+        return self._directory
 
     async def close(self) -> None:
         """See `Channel`: the child has exited when this returns."""
@@ -165,7 +189,7 @@ class EngineProcess:
         self._heartbeat.clear()
         read_end, write_end = os.pipe()
         try:
-            process = self._process = _spawn(write_end)
+            process = self._process = _spawn(self._module, write_end)
         finally:
             os.close(write_end)
         boot = Boot(config=self._config, epoch=self._epoch, directory=str(self._directory))
@@ -241,7 +265,7 @@ class EngineProcess:
         self._changed()
 
 
-def _spawn(status_pipe: int) -> subprocess.Popen[bytes]:
+def _spawn(module: str, status_pipe: int) -> subprocess.Popen[bytes]:
     """Start a child in a session of its own: a terminal's Ctrl-C is its parent's to handle."""
     environment = dict(os.environ)
     package_root = str(Path(__file__).parents[2])
@@ -249,7 +273,7 @@ def _spawn(status_pipe: int) -> subprocess.Popen[bytes]:
         known = [path for path in (environment.get("PYTHONPATH"),) if path]
         environment["PYTHONPATH"] = os.pathsep.join((package_root, *known))
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "trunkline.engine.process", str(status_pipe)],
+        [sys.executable, "-P", "-m", module, str(status_pipe)],
         stdin=subprocess.PIPE,
         pass_fds=(status_pipe,),
         env=environment,
@@ -294,10 +318,11 @@ class _Lifeline:
         os._exit(0)
 
 
-def main() -> None:
-    """Run an engine as a child; see the module's description."""
-    from trunkline.engine import launch  # the parent does without models and devices
+def run_child(build: Callable[[EngineConfig], Launched]) -> None:
+    """Be the child: build an engine as the boot record says, and serve until the lifeline closes.
 
+    Exits with code 1 when the engine cannot be built, after reporting why.
+    """
     status_pipe = int(sys.argv[1])
     os.set_inheritable(status_pipe, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -306,12 +331,12 @@ def main() -> None:
     faulthandler.enable()
     boot = msgspec.json.decode(_read_line(0), type=Boot)
     lifeline = _Lifeline(boot.directory)
-    launch.configure_logging(boot.config.log_level)
+    configure_logging(boot.config.log_level)
     heartbeat = Heartbeat(Path(boot.directory) / "heartbeat")
     try:
-        engine = launch.build(boot.config)
+        engine = build(boot.config)
     except Exception as error:
-        logger.exception("The engine could not start")
+        logger.debug("The engine could not start", exc_info=True)
         _report(status_pipe, Report(error=f"The engine could not start: {error}"))
         sys.exit(1)
     port = SocketPort(_socket_path(Path(boot.directory)), boot.epoch)
@@ -321,6 +346,16 @@ def main() -> None:
     _report(status_pipe, Report(facts=engine.facts))
     loop.run()
     port.close()
+    shutil.rmtree(boot.directory, ignore_errors=True)
+
+
+def configure_logging(level: str) -> None:
+    """Write the log of an engine process to standard error, in the format operators' tools read."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
 
 
 def _read_line(descriptor: int) -> bytes:
@@ -340,4 +375,6 @@ def _report(status_pipe: int, report: Report) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from trunkline.engine.launch import build  # the parent does without models and devices
+
+    run_child(build)

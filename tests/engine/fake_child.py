@@ -1,0 +1,43 @@
+"""An engine process with a fake scheduler, for `test_process.py`: run with `python -m`.
+
+`model_path` says what goes wrong: "bad" fails to start, "stuck" hangs in its first step, "slow"
+takes 10 ms a step.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import msgspec
+from tests.engine.fakes import FACTS, FakeCore, FakeRunner
+
+from trunkline.engine.channel import Port
+from trunkline.engine.config import EngineConfig
+from trunkline.engine.loop import EngineLoop, LoopOptions
+from trunkline.engine.plan import Plan
+from trunkline.engine.process import run_child
+
+
+class FakeLaunched:
+    facts = msgspec.structs.replace(FACTS, pid=os.getpid())
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.model = config.model.model_path
+        if self.model == "bad":
+            raise ValueError("tensor lm_head is missing")
+
+    def loop(self, port: Port, beat: Callable[[], None]) -> EngineLoop:
+        options = LoopOptions(arena_bytes=1 << 16, max_total_tokens=1024, beat=beat)
+        return EngineLoop(FakeCore(), FakeRunner(self.hook), port, options)
+
+    def hook(self, plan: Plan) -> None:
+        if self.model == "stuck":
+            time.sleep(60)
+        if self.model == "slow":
+            time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    run_child(FakeLaunched)

@@ -1,0 +1,198 @@
+"""The loop: its order of calls, idleness, failures, log lines, and depth."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+
+import msgspec
+import numpy as np
+import pytest
+from tests.engine.fakes import FakeCore, FakeRunner
+
+from trunkline.engine import messages
+from trunkline.engine.channel import Message
+from trunkline.engine.loop import EngineLoop, LoopOptions
+from trunkline.engine.messages import SamplingParams, Submit
+from trunkline.engine.plan import Plan
+from trunkline.engine.step_log import StepLog
+
+
+class ScriptedPort:
+    """Hands out prepared messages turn by turn; stops the loop when they are used up."""
+
+    def __init__(self, *turns: list[Message]) -> None:
+        self.turns = list(turns)
+        self.waits: list[float] = []
+        self.sent: list[messages.Event] = []
+        self.gone: set[int] = set()
+        self.loop: EngineLoop | None = None
+
+    def receive(self, timeout_s: float) -> list[Message]:
+        self.waits.append(timeout_s)
+        if not self.turns:
+            if timeout_s > 0 and self.loop is not None:
+                self.loop.stop()
+            return []
+        return self.turns.pop(0)
+
+    def send(self, client: int, blob: bytes) -> bool:
+        if client in self.gone:
+            return False
+        self.sent += msgspec.msgpack.decode(blob, type=list[messages.Event])
+        return True
+
+    def wake(self) -> None:
+        pass
+
+
+def submit(key: int, prompt: list[int], tokens: int = 3, client: int = 1) -> Message:
+    sampling = SamplingParams(max_new_tokens=tokens)
+    payload = Submit(key=key, rid=f"r{key}", prompt=prompt, sampling=sampling)
+    return Message(client, messages.SUBMIT, msgspec.msgpack.encode(payload))
+
+
+def run(
+    port: ScriptedPort, core: FakeCore | None = None, runner: FakeRunner | None = None
+) -> FakeCore:
+    core = core or FakeCore()
+    options = LoopOptions(
+        arena_bytes=1 << 16,
+        overlap_depth=core.depth,
+        log_interval_steps=2,
+        max_total_tokens=160,
+        beat=lambda: None,
+    )
+    port.loop = EngineLoop(core, runner or FakeRunner(), port, options)
+    port.loop.run()
+    return core
+
+
+def outputs(port: ScriptedPort) -> dict[int, list[int]]:
+    tokens: dict[int, list[int]] = {}
+    for event in port.sent:
+        if isinstance(event, messages.Delta | messages.Finished):
+            assert len(tokens.setdefault(event.key, [])) == event.token_offset
+            tokens[event.key] += event.token_ids
+    return tokens
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_every_depth_gives_the_same_tokens(depth: int) -> None:
+    port = ScriptedPort([submit(1, [10]), submit(2, [50], 5)], [submit(3, [70], 2)])
+    run(port, FakeCore(depth))
+    assert outputs(port) == {1: [11, 12, 13], 2: [51, 52, 53, 54, 55], 3: [71, 72]}
+    finished = [event.key for event in port.sent if isinstance(event, messages.Finished)]
+    assert sorted(finished) == [1, 2, 3]
+
+
+def test_steps_alternate_without_overlap_and_lead_by_one_with_it() -> None:
+    for depth, expected in (
+        (0, ["plan 1", "commit", "plan 2", "commit"]),
+        (1, ["plan 1", "plan 2", "commit", "commit"]),
+    ):
+        core = run(ScriptedPort([submit(1, [10], 2)]), FakeCore(depth))
+        assert core.log == expected
+
+
+def test_an_idle_loop_waits_and_a_busy_one_does_not() -> None:
+    port = ScriptedPort([], [submit(1, [10], 2)])
+    run(port)
+    assert port.waits == [1.0, 1.0, 0.0, 0.0, 1.0]
+    core = FakeCore()
+    core.deadline = time.time() + 0.2
+    port = ScriptedPort()
+    run(port, core)
+    assert 0.0 < port.waits[0] <= 0.2
+
+
+def test_acceptance_is_sent_before_the_step() -> None:
+    seen: list[messages.Event] = []
+    port = ScriptedPort([submit(1, [10], 1), submit(2, [13])])
+    run(port, runner=FakeRunner(lambda _: seen.extend(port.sent)))
+    assert [type(event) for event in seen] == [messages.Accepted, messages.Refused]
+
+
+def test_a_step_that_fails_ends_its_own_requests_only() -> None:
+    calls = []
+
+    def fail_first(plan: Plan) -> None:
+        calls.append(plan.step)
+        if len(calls) == 1:
+            raise RuntimeError("out of memory")
+
+    port = ScriptedPort([submit(1, [10])], [submit(2, [20])])
+    run(port, runner=FakeRunner(fail_first))
+    finished = {e.key: e.reason for e in port.sent if isinstance(e, messages.Finished)}
+    assert finished == {1: "error", 2: "length"}
+
+
+def test_a_runner_that_keeps_failing_ends_the_loop() -> None:
+    def fail(_: Plan) -> None:
+        raise RuntimeError("device lost")
+
+    port = ScriptedPort(*([submit(key, [10])] for key in range(9)))
+    with pytest.raises(RuntimeError, match="device lost"):
+        run(port, runner=FakeRunner(fail))
+
+
+def test_a_malformed_request_is_refused_and_the_loop_goes_on() -> None:
+    bad = Message(1, messages.SUBMIT, msgspec.msgpack.encode([7, "rid", "no prompt"]))
+    port = ScriptedPort([bad, submit(1, [10], 1), Message(1, b"?", b"")])
+    run(port)
+    refused = [event for event in port.sent if isinstance(event, messages.Refused)]
+    assert [(event.key, event.status) for event in refused] == [(7, 400)]
+    assert outputs(port) == {1: [11]}
+
+
+def test_requests_of_a_client_that_is_gone_are_aborted() -> None:
+    port = ScriptedPort([submit(1, [10], 10**9, client=2), submit(1, [20], 2, client=1)])
+    port.gone.add(2)
+    core = run(port)
+    assert core.log.count("abort 2 None None") >= 1
+    assert outputs(port) == {1: [21, 22]}
+
+
+def stats(**values: float) -> dict[str, float]:
+    names = (
+        "running queued used_tokens prompt_tokens_computed_total cached_tokens_total "
+        "generated_tokens_total admitted_total"
+    )
+    return dict.fromkeys(names.split(), 0.0) | values
+
+
+def test_log_lines_have_the_format_that_tools_parse(caplog: pytest.LogCaptureFixture) -> None:
+    now = stats()
+    with caplog.at_level(logging.INFO, logger="trunkline.engine.step_log"):
+        log = StepLog(lambda: dict(now), interval_steps=2, max_total_tokens=100)
+        log.step(idle=True)
+        time.sleep(0.11)
+        now |= {"prompt_tokens_computed_total": 49, "cached_tokens_total": 1, "admitted_total": 1}
+        now |= {"running": 3, "used_tokens": 50, "queued": 2}
+        log.step(idle=False)
+        now |= {"generated_tokens_total": 7}
+        log.step(idle=False)
+        log.step(idle=False)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0] == (
+        "Prefill batch. #new-seq: 1, #new-token: 49, #cached-token: 1, cache hit rate: 2.00%, "
+        "token usage: 0.50, #running-req: 3, #queue-req: 2"
+    )
+    assert lines[1].startswith(
+        "Decode batch. #running-req: 3, #token: 50, token usage: 0.50, gen throughput (token/s): "
+    )
+    assert lines[1].endswith(", #queue-req: 2")
+    assert len(lines) == 2
+
+
+def test_the_arena_is_reused_only_after_its_step_is_committed() -> None:
+    addresses: list[int] = []
+
+    def note(plan: Plan) -> None:
+        addresses.append(plan.arena.__array_interface__["data"][0])
+
+    run(ScriptedPort([submit(1, [10], 6)]), FakeCore(1), FakeRunner(note))
+    assert len(set(addresses)) == 2
+    assert all(a != b for a, b in itertools.pairwise(addresses))
+    assert np.all(np.array(addresses) % 8 == 0)

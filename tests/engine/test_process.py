@@ -1,0 +1,207 @@
+"""The supervised engine process: start, death, restart, orphans; with a fake scheduler inside."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.engine.test_client import request
+
+from trunkline.engine.client import Client, EngineDied
+from trunkline.engine.config import EngineConfig, ModelOptions, SchedulerOptions
+from trunkline.engine.process import EngineProcess
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def engine_process(model: str, watchdog_timeout: float = 300.0) -> EngineProcess:
+    config = EngineConfig(
+        model=ModelOptions(model_path=model),
+        scheduler=SchedulerOptions(watchdog_timeout=watchdog_timeout),
+    )
+    return EngineProcess(config, module="tests.engine.fake_child")
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+async def gone(pid: int, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while alive(pid):
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        await asyncio.sleep(0.02)
+
+
+def test_requests_and_controls_cross_the_process_boundary() -> None:
+    async def main() -> None:
+        process = engine_process("good")
+        client = Client(process)
+        await client.start()
+        assert client.status.state == "starting"
+        with pytest.raises(EngineDied, match="starting"):
+            await client.submit(request()).accepted()
+        await client.ready()
+        status = client.status
+        assert status.facts is not None
+        assert (status.epoch, status.facts.pid) == (1, process.pid)
+        assert status.heartbeat_age_s is not None
+        streams = [client.submit(request(prompt=[100 * i], tokens=50)) for i in range(1, 20)]
+        await asyncio.gather(*(stream.finished() for stream in streams))
+        for i, stream in enumerate(streams, 1):
+            assert stream.samples[0].output_ids == list(range(100 * i + 1, 100 * i + 51))
+        assert (await client.control("stats"))["running"] == 0
+        pid = process.pid
+        assert pid is not None
+        await client.close()
+        assert not alive(pid)
+        assert client.status.state == "dead"
+
+    before = set(Path("/tmp").glob("trunkline-*"))
+    asyncio.run(main())
+    assert set(Path("/tmp").glob("trunkline-*")) <= before
+
+
+def test_a_killed_engine_is_restarted_and_its_requests_fail() -> None:
+    async def main() -> None:
+        process = engine_process("slow")
+        client = Client(process)
+        await client.start()
+        await client.ready()
+        stream = client.submit(request(tokens=10**6))
+        asked = asyncio.create_task(client.control("fly"))
+        await anext(aiter(stream))
+        with pytest.raises(Exception, match="unknown control verb"):
+            await asked
+        first = process.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(EngineDied, match=r"SIGKILL|restarted"):
+            await stream.finished()
+        assert stream.samples[0].output_ids  # what a resubmission needs is still there
+        await client.ready()
+        assert client.status.epoch == 2
+        assert process.pid != first
+        again = client.submit(request())
+        await again.finished()
+        assert again.samples[0].output_ids == [101, 102, 103, 104]
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_a_failed_start_is_final_and_says_why() -> None:
+    async def main() -> None:
+        process = engine_process("bad")
+        client = Client(process)
+        await client.start()
+        with pytest.raises(EngineDied, match="tensor lm_head is missing"):
+            await client.ready()
+        status = client.status
+        assert (status.state, status.epoch) == ("dead", 1)
+        assert process.exit_code == 1
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_a_stuck_engine_is_killed_by_the_watchdog() -> None:
+    async def main() -> None:
+        process = engine_process("stuck", watchdog_timeout=2.0)
+        client = Client(process)
+        await client.start()
+        await client.ready()
+        stream = client.submit(request())
+        await stream.accepted()
+        with pytest.raises(EngineDied):
+            await stream.finished()
+        await client.ready()
+        assert client.status.epoch == 2
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_sigterm_and_sigint_leave_the_child_to_its_supervisor() -> None:
+    async def main() -> None:
+        process = engine_process("slow")
+        client = Client(process)
+        await client.start()
+        await client.ready()
+        stream = client.submit(request(tokens=30))
+        await stream.accepted()
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGTERM)
+        os.kill(process.pid, signal.SIGINT)
+        await stream.finished()
+        assert client.status.epoch == 1
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_drain_waits_for_requests_and_then_aborts_them() -> None:
+    async def main() -> None:
+        client = Client(engine_process("slow"))
+        await client.start()
+        await client.ready()
+        short = client.submit(request(rid="short", tokens=5))
+        assert await client.drain(10.0)
+        assert short.samples[0].finished is not None
+        assert short.samples[0].finished.reason == "length"
+        long = client.submit(request(rid="long", tokens=10**6))
+        assert not await client.drain(0.2)
+        await long.finished()
+        assert long.samples[0].finished is not None
+        assert long.samples[0].finished.reason == "abort"
+        await client.close()
+
+    asyncio.run(main())
+
+
+PARENT = """
+import asyncio
+from tests.engine.test_process import engine_process
+from trunkline.engine.client import Client
+
+async def main():
+    process = engine_process("slow")
+    client = Client(process)
+    await client.start()
+    await client.ready()
+    print(process.pid, process.directory, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_a_killed_parent_leaves_no_orphan() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src")))}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, env=environment, cwd=ROOT, text=True
+    )
+    assert parent.stdout is not None
+    pid, directory = parent.stdout.readline().split()
+    assert alive(int(pid))
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    asyncio.run(gone(int(pid)))
+    assert not Path(directory).exists()
