@@ -7,6 +7,7 @@ models. Every rule here is stated in `docs/api.md`.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -130,7 +131,7 @@ _NUMBERS: Final = {
 _FLAGS: Final = ("ignore_eos", "skip_special_tokens", "no_stop_trim")
 # Known elsewhere, not served here: only null, or a value that changes nothing.
 _UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
-    "stop_regex": ((), [], ""),
+    "stop_regex": ([],),
     "json_schema": (),
     "regex": (),
     "ebnf": (),
@@ -276,9 +277,7 @@ def parse_token_ids(value: Any, name: str, limits: Limits, most: int) -> list[in
     return value
 
 
-def refuse_unsupported(
-    raw: Mapping[str, Any], table: Mapping[str, tuple[object, ...]], prefix: str = ""
-) -> None:
+def refuse_unsupported(raw: Mapping[str, Any], table: Mapping[str, tuple[object, ...]]) -> None:
     """Refuse the fields of `table` unless null or one of their neutral values.
 
     Raises:
@@ -288,9 +287,10 @@ def refuse_unsupported(
         value = raw.get(name)
         if value is None or any(type(value) is type(x) and value == x for x in neutral):
             continue
-        shown_name = f"{prefix}{name}"
+        only = " or ".join(["null", *(json.dumps(one) for one in neutral)])
         raise RequestError(
-            f"{shown_name} is not supported by this server; leave it out or null.", shown_name
+            f"{name} is not supported by this server: it may only be {only}, got {shown(value)}.",
+            name,
         )
 
 

@@ -1,0 +1,230 @@
+"""From a parsed job to bytes on the wire: submit, wait or stream, abort on every way out.
+
+The same for all API families; how an outcome is written is their `Reply`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from starlette.requests import Request as HttpRequest
+from starlette.types import Receive, Scope, Send
+
+from trunkline.engine.client import Request, Sample, Stream, Update
+from trunkline.engine.validation import RequestError
+from trunkline.server.errors import FAILURES, Failure, describe
+from trunkline.server.http import DONE, event_frames, json_response
+from trunkline.server.meter import Meter
+from trunkline.server.state import Server
+
+IGNORED_HEADER: Final = "x-ignored-fields"
+_EVENT_HEADERS: Final = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+# Updates of all prompts of a job that may wait for a slow reader before their streams merge them.
+_BACKLOG: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a body asked for: engine requests, one per prompt. `rid` stands for all of them."""
+
+    rid: str
+    requests: list[Request]
+    stream: bool
+    ignored: list[str] = field(default_factory=list)
+
+
+class Reply(Protocol):
+    """How an API family writes a job's outcome; payloads are JSON values."""
+
+    def whole(self, streams: Sequence[Stream]) -> object:
+        """The body of an answer in one piece."""
+
+    def opening(self, streams: Sequence[Stream]) -> list[object]:
+        """Events before the first token."""
+
+    def events(self, prompt: int, stream: Stream, updates: Iterable[Update]) -> list[object]:
+        """Events for what is new of one prompt's samples."""
+
+    def closing(self, streams: Sequence[Stream]) -> list[object]:
+        """Events after the last token."""
+
+
+class Generation:
+    """A response that runs a job while it is sent.
+
+    Headers go out when the engine has accepted every request, so a refusal has its own status. The
+    job races the client's disconnect; whichever way it ends, what still runs is aborted.
+    """
+
+    def __init__(self, server: Server, job: Job, reply: Reply) -> None:
+        self._server = server
+        self._job = job
+        self._reply = reply
+        server.note_ignored(job.ignored)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        server, job = self._server, self._job
+        server.begin()
+        if len(job.requests) > 1:
+            server.children[job.rid] = [request.rid for request in job.requests]
+        streams = [server.client.submit(request) for request in job.requests]
+        meter = Meter(server.metrics, streams, job.stream)
+        respond = self._send_events if job.stream else self._send_whole
+        gone = asyncio.create_task(_disconnected(receive))
+        work = asyncio.create_task(respond(streams, meter, scope, receive, send))
+        try:
+            await asyncio.wait((gone, work), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            gone.cancel()
+            work.cancel()
+            for stream in streams:
+                stream.abort()
+            meter.close()
+            server.children.pop(job.rid, None)
+            server.end()
+
+    async def _send_whole(
+        self, streams: list[Stream], meter: Meter, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        await _all(stream.accepted() for stream in streams)
+        meter.accepted = True
+        await _all(stream.finished() for stream in streams)
+        for stream in streams:
+            for sample in stream.samples:
+                meter.seen(stream, sample, len(sample.output_ids))
+        raise_failed(sample for stream in streams for sample in stream.samples)
+        headers = {name.decode(): value.decode() for name, value in self._ignored()}
+        response = json_response(self._reply.whole(streams), headers=headers)
+        await response(scope, receive, send)
+
+    async def _send_events(
+        self, streams: list[Stream], meter: Meter, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        await _all(stream.accepted() for stream in streams)
+        meter.accepted = True
+        headers = [*_EVENT_HEADERS, *self._ignored()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        opening = event_frames(self._reply.opening(streams))
+        if opening:
+            await send({"type": "http.response.body", "body": opening, "more_body": True})
+        try:
+            async for batch in _updates(streams):
+                payloads = self._payloads(streams, batch, meter)
+                if payloads:
+                    frames = event_frames(payloads)
+                    await send({"type": "http.response.body", "body": frames, "more_body": True})
+            last = event_frames(self._reply.closing(streams)) + DONE
+        except FAILURES as failure:
+            last = event_frames([describe(failure)[1]])
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    def _payloads(
+        self, streams: list[Stream], batch: list[tuple[int, list[Update]]], meter: Meter
+    ) -> list[object]:
+        payloads: list[object] = []
+        for prompt, updates in batch:
+            for update in updates:
+                meter.seen(streams[prompt], update.sample, len(update.token_ids))
+            raise_failed(update.sample for update in updates if update.finished)
+            payloads += self._reply.events(prompt, streams[prompt], updates)
+        return payloads
+
+    def _ignored(self) -> list[tuple[bytes, bytes]]:
+        names = ignored_value(self._job.ignored)
+        return [(IGNORED_HEADER.encode(), names.encode())] if names else []
+
+
+def ignored_value(names: Sequence[str]) -> str:
+    """Field names for a header: printable ASCII, bounded."""
+    words = ", ".join(name[:64] for name in names[:32])
+    return "".join(char if " " <= char <= "~" else "?" for char in words)
+
+
+def raise_failed(samples: Iterable[Sample]) -> None:
+    """Raise for the first sample that ended in an error (an abort by a client is none).
+
+    Raises:
+        RequestError: with the status that the engine gave the end.
+    """
+    for sample in samples:
+        finished = sample.finished
+        if finished is not None and finished.reason in ("error", "abort") and finished.status:
+            message = finished.message or f"the request ended with {finished.reason}"
+            raise RequestError(message, status=finished.status)
+
+
+async def _all(waits: Iterable[Awaitable[None]]) -> None:
+    """Wait for all; the first failure ends the waiting."""
+    pending = list(waits)
+    if len(pending) == 1:
+        await pending[0]
+        return
+    try:
+        async with asyncio.TaskGroup() as group:
+            for wait in pending:
+                group.create_task(_coroutine(wait))
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+async def _coroutine(wait: Awaitable[None]) -> None:
+    await wait
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _updates(streams: list[Stream]) -> AsyncIterator[list[tuple[int, list[Update]]]]:
+    """All that is new per wake-up, by number of the stream."""
+    if len(streams) == 1:
+        async for updates in streams[0]:
+            yield [(0, updates)]
+        return
+    queue: asyncio.Queue[tuple[int, list[Update]] | Failure | None] = asyncio.Queue(_BACKLOG)
+    pumps = [asyncio.create_task(_pump(n, stream, queue)) for n, stream in enumerate(streams)]
+    try:
+        running = len(streams)
+        while running:
+            items = [await queue.get()]
+            while not queue.empty():
+                items.append(queue.get_nowait())
+            batch = [item for item in items if isinstance(item, tuple)]
+            if batch:
+                yield batch
+            for item in items:
+                if isinstance(item, Exception):
+                    raise item
+                running -= item is None
+    finally:
+        for pump in pumps:
+            pump.cancel()
+
+
+async def _pump(
+    number: int,
+    stream: Stream,
+    queue: asyncio.Queue[tuple[int, list[Update]] | Failure | None],
+) -> None:
+    try:
+        async for updates in stream:
+            await queue.put((number, updates))
+    except FAILURES as failure:
+        await queue.put(failure)
+    else:
+        await queue.put(None)
+
+
+def request_id(request: HttpRequest) -> str:
+    """The id that the server gave an HTTP request: the default id of what it asks for."""
+    return str(request.scope["trunkline.request_id"])

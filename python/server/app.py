@@ -1,0 +1,159 @@
+"""The ASGI application: which path leads to which handler, and what stands around them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from trunkline.engine.client import Client
+from trunkline.engine.native_request import RequestContext
+from trunkline.engine.validation import Limits, RequestError, parse_sampling_params
+from trunkline.server import native, operations, tokens
+from trunkline.server.answer import IGNORED_HEADER
+from trunkline.server.config import ServerConfig
+from trunkline.server.errors import FAILURES, Failure
+from trunkline.server.http import error_response, failure_response
+from trunkline.server.metrics import Metrics
+from trunkline.server.middleware import Edge, Guard
+from trunkline.server.openai import chat, completions, models
+from trunkline.server.state import ChatTemplate, ServedModel, Server, Tokenizer
+from trunkline.server.token_text import TokenTexts
+
+POST, GET = ["POST"], ["GET"]
+ROUTES = [
+    Route("/", operations.banner, methods=GET),
+    Route("/health", operations.health, methods=GET),
+    Route("/ready", operations.health, methods=GET),
+    Route("/health_generate", operations.health_generate, methods=GET),
+    Route("/model_info", operations.model_info, methods=GET),
+    Route("/get_model_info", operations.model_info, methods=GET),
+    Route("/server_info", operations.server_info, methods=GET),
+    Route("/get_server_info", operations.server_info, methods=GET),
+    Route("/metrics", operations.metrics, methods=GET),
+    Route("/flush_cache", operations.flush_cache, methods=["GET", "POST"]),
+    Route("/abort_request", operations.abort_request, methods=POST),
+    Route("/generate", native.generate, methods=["POST", "PUT"]),
+    Route("/tokenize", tokens.tokenize, methods=POST),
+    Route("/v1/tokenize", tokens.tokenize, methods=POST),
+    Route("/detokenize", tokens.detokenize, methods=POST),
+    Route("/v1/detokenize", tokens.detokenize, methods=POST),
+    Route("/v1/chat/completions", chat.chat_completions, methods=POST),
+    Route("/v1/completions", completions.completions, methods=POST),
+    Route("/v1/models", models.list_models, methods=GET),
+    Route("/v1/models/{name:path}", models.get_model, methods=GET),
+]
+
+
+def create_app(
+    client: Client,
+    tokenizer: Tokenizer,
+    chat_template: ChatTemplate,
+    config: ServerConfig,
+    model: ServedModel,
+    model_sampling: Mapping[str, Any],
+) -> Starlette:
+    """Build the application.
+
+    Its state is at `app.state.server`. The client must be started and closed by the caller.
+
+    Args:
+        client: the engine's client, living in the loop that runs the app.
+        tokenizer: the model's.
+        chat_template: the model's, or the one that was given instead.
+        config: all settings.
+        model: what is served.
+        model_sampling: sampling parameters that the model recommends.
+
+    Raises:
+        RequestError: `preferred_sampling_params` is not valid.
+    """
+    limits = Limits(vocab_size=model.vocab_size, context_length=model.context_length)
+    preferred = preferred_sampling(config, limits)
+    recommended = dict(model_sampling) if config.api.sampling_defaults == "model" else {}
+    metrics = Metrics(model.name, sglang_names=config.api.metrics_sglang_names)
+
+    def context(defaults: Mapping[str, Any]) -> RequestContext:
+        scheduler = config.engine.scheduler
+        return RequestContext(
+            tokenizer=tokenizer,
+            limits=limits,
+            defaults=defaults,
+            random_seed=scheduler.random_seed or 0,
+            stream_interval=scheduler.stream_interval,
+            priority_scheduling=scheduler.schedule_policy == "priority",
+        )
+
+    server = Server(
+        client=client,
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        config=config,
+        model=model,
+        native=context(preferred),
+        openai=context(recommended | preferred),
+        metrics=metrics,
+        token_texts=TokenTexts(tokenizer),
+    )
+    app = Starlette(
+        routes=ROUTES,
+        middleware=[
+            Middleware(Edge, metrics=metrics, paths=frozenset(route.path for route in ROUTES)),
+            Middleware(
+                CORSMiddleware,
+                allow_origins=["*"],
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", IGNORED_HEADER],
+            ),
+            Middleware(Guard, api_key=config.http.api_key, is_draining=lambda: server.draining),
+        ],
+        exception_handlers=_exception_handlers(),
+    )
+    app.state.server = server
+    return app
+
+
+def preferred_sampling(config: ServerConfig, limits: Limits) -> dict[str, Any]:
+    """The server's own sampling defaults, checked as a request's would be.
+
+    Raises:
+        RequestError: they are not valid.
+    """
+    try:
+        preferred = json.loads(config.api.preferred_sampling_params)
+    except ValueError as error:
+        raise RequestError(f"--preferred-sampling-params is not valid JSON: {error}") from error
+    parse_sampling_params(preferred, limits=limits, defaults={})
+    return {name: value for name, value in (preferred or {}).items() if value is not None}
+
+
+def _exception_handlers() -> dict[Any, Callable[[Request, Any], Any]]:
+    return {
+        HTTPException: _http_exception,
+        ClientDisconnect: _gone,
+        **dict.fromkeys(FAILURES, _failure),
+    }
+
+
+async def _failure(_: Request, failure: Failure) -> Response:
+    return failure_response(failure)
+
+
+async def _http_exception(request: Request, error: HTTPException) -> Response:
+    words = {404: f"there is no {request.url.path[:200]}", 405: "this path has other methods"}
+    response = error_response(words.get(error.status_code, error.detail), error.status_code)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _gone(_: Request, error: ClientDisconnect) -> Response:
+    return Response(status_code=499)

@@ -1,0 +1,81 @@
+"""Settings of the server: the engine's, plus what HTTP, API and logs need.
+
+As in `engine/config.py`, each field's metadata holds its help text and `cli.py` generates the flags.
+`env` names the environment variable that supplies a value; this file declares all of the server's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trunkline.engine.config import EngineConfig, setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpOptions:
+    """The HTTP server."""
+
+    host: str = setting("127.0.0.1", "address to listen on", env="TRUNKLINE_HOST")
+    port: int = setting(30000, "port to listen on; 0 takes a free one", env="TRUNKLINE_PORT")
+    api_key: str | None = setting(
+        None,
+        "clients must send it as a bearer token (not to /health, /ready and /metrics)",
+        env="TRUNKLINE_API_KEY",
+        secret=True,
+    )
+    max_body_bytes: int = setting(32 << 20, "largest request body; beyond it: 413")
+    keep_alive_timeout_s: float = setting(65.0, "seconds after which an idle connection is closed")
+    shutdown_grace_s: float = setting(
+        30.0, "seconds that requests in flight get to finish after SIGTERM or SIGINT"
+    )
+    skip_server_warmup: bool = setting(False, "do not send a first request to itself at start")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiOptions:
+    """Behaviour of the endpoints."""
+
+    sampling_defaults: str = setting(
+        "model",
+        "default sampling of the OpenAI endpoints: the model's generation_config.json, or OpenAI's",
+        choices=("model", "openai"),
+    )
+    preferred_sampling_params: str = setting(
+        "{}", "JSON object of sampling parameters (native names) for what requests leave out"
+    )
+    incremental_streaming_output: bool = setting(
+        False, "/generate streams what is new in each chunk, not all so far"
+    )
+    stream_response_default_include_usage: bool = setting(
+        False, "OpenAI streams end with a usage chunk even if not asked to"
+    )
+    metrics_sglang_names: bool = setting(
+        False, "/metrics also has the metrics under their sglang: names"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """Logs of the server."""
+
+    log_level_http: str | None = setting(
+        None,
+        "level of the access log; default: --log-level",
+        choices=("debug", "info", "warning", "error", "critical"),
+    )
+    log_requests: bool = setting(False, "log each request when it comes and when it is done")
+    log_requests_level: int = setting(
+        2,
+        "0: ids and counts; 1: and sampling parameters; 2: and up to 2,048 characters; 3: all text",
+        choices=(0, 1, 2, 3),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """All settings of `engine-serve`."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    http: HttpOptions = field(default_factory=HttpOptions)
+    api: ApiOptions = field(default_factory=ApiOptions)
+    logs: LogOptions = field(default_factory=LogOptions)

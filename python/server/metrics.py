@@ -1,0 +1,179 @@
+"""What /metrics shows: the life of requests as this process sees it, and the engine's own figures.
+
+A registry per app. Each metric is written as `engine_<name>`, and with the compatibility switch as
+`sglang:<name>` too. Knows nothing of HTTP handlers or of how the engine is asked for its figures.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+_LATENCY: Final = (
+    (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80)
+    + (100, 200, 400, 600, 1200, 1800, 2400)
+)  # fmt: skip
+HISTOGRAMS: Final[Mapping[str, tuple[str, Sequence[float]]]] = {
+    "time_to_first_token_seconds": (
+        "Time from a request's arrival to its first token.",
+        (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400),
+    ),
+    "inter_token_latency_seconds": (
+        "Time between two tokens of a sample.",
+        (0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.06)
+        + (0.08, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8),
+    ),
+    "request_time_per_output_token_seconds": (
+        "Mean time between the tokens of a request.",
+        (0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 1, 2, 4, 8),
+    ),
+    "e2e_request_latency_seconds": ("Time from a request's arrival to its end.", _LATENCY),
+    "queue_time_seconds": (
+        "Time that a request waited to be scheduled.",
+        (0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300, 1200, 3000),
+    ),
+}  # fmt: skip
+COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "prompt_tokens_total": ("Prompt tokens of finished requests.", ("is_streaming",)),
+    "generation_tokens_total": ("Generated tokens of finished requests.", ("is_streaming",)),
+    "cached_tokens_total": ("Prompt tokens found in the prefix cache.", ("cache_source",)),
+    "num_requests_total": ("Finished requests.", ("is_streaming",)),
+    "num_aborted_requests_total": ("Requests that were aborted before their end.", ()),
+    "http_requests_total": ("HTTP requests received.", ("endpoint", "method")),
+    "http_responses_total": ("HTTP responses sent.", ("endpoint", "status_code", "method")),
+}
+# The engine's figures by their name in `Core.stats` and in EngineFacts.
+ENGINE_GAUGES: Final[Mapping[str, str]] = {
+    "num_running_reqs": "Sequences running.",
+    "num_queue_reqs": "Requests waiting.",
+    "num_used_tokens": "KV pool tokens used by running requests.",
+    "token_usage": "Share of the KV pool used by running requests.",
+    "gen_throughput": "Tokens generated per second in the last interval.",
+    "cache_hit_rate": "Share of prompt tokens found in the cache since start.",
+    "kv_available_tokens": "KV pool tokens that are free.",
+    "kv_evictable_tokens": "KV pool tokens cached and not in use.",
+    "max_total_num_tokens": "Size of the KV pool in tokens.",
+    "max_running_requests": "Most sequences in a step.",
+    "context_len": "Longest sequence in tokens.",
+}
+ENGINE_COUNTERS: Final[Mapping[str, str]] = {
+    "num_retracted_requests_total": "Requests that lost their pages and were queued again.",
+    "evicted_tokens_total": "Cached tokens that were evicted.",
+}
+_MODEL: Final = "model_name"
+Labels = tuple[str, ...]
+
+
+class _Distribution:
+    """Counts per bucket. Several equal observations cost as much as one."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, times: int) -> None:
+        self.counts[bisect.bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    def buckets(self) -> list[tuple[str, float]]:
+        running = 0
+        rows: list[tuple[str, float]] = []
+        for bound, count in zip((*self.bounds, "+Inf"), self.counts, strict=True):
+            running += count
+            rows.append((bound if isinstance(bound, str) else str(float(bound)), running))
+        return rows
+
+
+class Metrics:
+    """Counts and distributions of one app, and the engine's figures as last told.
+
+    Belongs to the app's asyncio loop.
+    """
+
+    def __init__(self, model_name: str, *, sglang_names: bool = False) -> None:
+        self._model_name = model_name
+        self._prefixes = ("engine_", "sglang:") if sglang_names else ("engine_",)
+        self._counters: dict[str, dict[Labels, float]] = {name: {} for name in COUNTERS}
+        self._histograms: dict[str, dict[Labels, _Distribution]] = {n: {} for n in HISTOGRAMS}
+        self.engine: dict[str, float] = {}
+        self.http_active = 0
+        self.engine_up = False
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)  # type: ignore[arg-type]
+        for name, (_, labels) in COUNTERS.items():
+            if not labels:
+                self._counters[name][()] = 0
+        for name in HISTOGRAMS:
+            for streaming in ("false", "true"):
+                self._distribution(name, streaming)
+
+    def count(self, name: str, amount: float, *labels: str) -> None:
+        """Add to a counter of `COUNTERS`; `labels` in the order declared there."""
+        rows = self._counters[name]
+        rows[labels] = rows.get(labels, 0) + amount
+
+    def observe(self, name: str, value: float, is_streaming: bool, times: int = 1) -> None:
+        """Add `times` equal observations to a histogram of `HISTOGRAMS`."""
+        if times > 0:
+            self._distribution(name, str(is_streaming).lower()).observe(max(value, 0.0), times)
+
+    def _distribution(self, name: str, streaming: str) -> _Distribution:
+        rows = self._histograms[name]
+        if (streaming,) not in rows:
+            rows[(streaming,)] = _Distribution(HISTOGRAMS[name][1])
+        return rows[(streaming,)]
+
+    def render(self) -> bytes:
+        """The text that /metrics answers."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric, under each prefix (called by the registry)."""
+        for prefix in self._prefixes:
+            yield from self._gauges(prefix)
+            yield from self._counter_families(prefix)
+            yield from self._histogram_families(prefix)
+
+    def _gauges(self, prefix: str) -> Iterator[Metric]:
+        figures: list[tuple[str, str, float]] = [
+            (name, text, self.engine[name])
+            for name, text in ENGINE_GAUGES.items()
+            if name in self.engine
+        ]
+        figures.append(("http_requests_active", "HTTP requests in progress.", self.http_active))
+        figures.append(("up", "Whether the engine can take requests.", float(self.engine_up)))
+        for name, text, value in figures:
+            family = GaugeMetricFamily(prefix + name, text, labels=[_MODEL])
+            family.add_metric([self._model_name], value)
+            yield family
+
+    def _counter_families(self, prefix: str) -> Iterator[Metric]:
+        for name, text in ENGINE_COUNTERS.items():
+            if name in self.engine:
+                family = CounterMetricFamily(prefix + name, text, labels=[_MODEL])
+                family.add_metric([self._model_name], self.engine[name])
+                yield family
+        for name, (text, labels) in COUNTERS.items():
+            family = CounterMetricFamily(prefix + name, text, labels=[_MODEL, *labels])
+            for values, amount in self._counters[name].items():
+                family.add_metric([self._model_name, *values], amount)
+            yield family
+
+    def _histogram_families(self, prefix: str) -> Iterator[Metric]:
+        for name, (text, _) in HISTOGRAMS.items():
+            family = HistogramMetricFamily(prefix + name, text, labels=[_MODEL, "is_streaming"])
+            for values, rows in self._histograms[name].items():
+                family.add_metric([self._model_name, *values], rows.buckets(), rows.total)
+            yield family

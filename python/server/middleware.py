@@ -1,0 +1,160 @@
+"""Around every request: request id, access log, HTTP metrics, authentication, draining.
+
+Plain ASGI, so that streams pass through untouched. Knows nothing of the endpoints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import uuid
+from collections.abc import Callable
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trunkline.server import logs
+from trunkline.server.http import error_response
+from trunkline.server.metrics import Metrics
+
+REQUEST_ID: Final = "trunkline.request_id"
+_OPEN_PATHS: Final = ("/health", "/ready", "/metrics")
+_MAX_ID_BYTES: Final = 128
+_OTHER: Final = "other"
+
+
+class _Body:
+    """Follows how far a request's body was read, and can read the rest away."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.is_complete = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.is_complete = message["type"] != "http.request" or not message.get("more_body", False)
+        return message
+
+    async def discard(self) -> None:
+        while not self.is_complete:
+            await self.receive()
+
+
+class Edge:
+    """Outermost layer: every response passes it, that of an unforeseen exception too."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, paths: frozenset[str]) -> None:
+        """Wrap `app`; `paths` are those that metrics name, others count as "other"."""
+        self._app = app
+        self._metrics = metrics
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope[REQUEST_ID] = uuid.uuid4().hex
+        exchange = _Exchange(scope, send, _Body(receive), self._metrics, self._label(scope["path"]))
+        self._metrics.http_active += 1
+        try:
+            await self._app(scope, exchange.body.receive, exchange.send)
+        except Exception:
+            if exchange.started:
+                raise
+            logs.SERVER.exception("a request failed in the server")
+            response = error_response("the server failed; its log says why", 500)
+            await response(scope, exchange.body.receive, exchange.send)
+        finally:
+            self._metrics.http_active -= 1
+            exchange.close()
+
+    def _label(self, path: str) -> str:
+        return path if path in self._paths else _OTHER
+
+
+class _Exchange:
+    """The response side of one request."""
+
+    def __init__(
+        self, scope: Scope, send: Send, body: _Body, metrics: Metrics, endpoint: str
+    ) -> None:
+        self._scope = scope
+        self._send = send
+        self._metrics = metrics
+        self._endpoint = endpoint
+        self._drain: asyncio.Task[None] | None = None
+        self.body = body
+        self.started = False
+        metrics.count("http_requests_total", 1, endpoint, scope["method"])
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start(message)
+        elif not message.get("more_body", False) and not self.body.is_complete:
+            # Hypercorn waits in `send` for room in the queue of body parts that nobody reads.
+            self._drain = asyncio.create_task(self.body.discard())
+        await self._send(message)
+
+    def _start(self, message: Message) -> None:
+        self.started = True
+        message["headers"] = [
+            *message.get("headers", ()),
+            (b"x-request-id", _request_id(self._scope)),
+        ]
+        logs.access(self._scope, message["status"])
+        self._metrics.count(
+            "http_responses_total",
+            1,
+            self._endpoint,
+            str(message["status"]),
+            self._scope["method"],
+        )
+
+    def close(self) -> None:
+        if self._drain is not None:
+            self._drain.cancel()
+
+
+def _request_id(scope: Scope) -> bytes:
+    """The client's `x-request-id` if it is a short printable word, else the server's."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and 0 < len(value) <= _MAX_ID_BYTES and _is_printable(value):
+            return bytes(value)
+    return str(scope[REQUEST_ID]).encode()
+
+
+def _is_printable(value: bytes) -> bool:
+    return all(0x21 <= byte <= 0x7E for byte in value)
+
+
+class Guard:
+    """Turns away who has no key, and new work while the server drains."""
+
+    def __init__(self, app: ASGIApp, api_key: str | None, is_draining: Callable[[], bool]) -> None:
+        self._app = app
+        self._api_key = None if api_key is None else api_key.encode()
+        self._is_draining = is_draining
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            if not self._is_allowed(scope):
+                response = error_response(
+                    "this server needs its API key as a bearer token in the Authorization header",
+                    401,
+                    code="invalid_api_key",
+                )
+                await response(scope, receive, send)
+                return
+            if self._is_draining() and scope["method"] in ("POST", "PUT"):
+                await error_response("the server is shutting down", 503)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        if self._api_key is None or scope["method"] == "OPTIONS":
+            return True
+        if scope["path"].startswith(_OPEN_PATHS):
+            return True
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, token = given.partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._api_key)

@@ -1,0 +1,156 @@
+"""POST /v1/completions: the request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from trunkline.engine.messages import LogprobRequest
+from trunkline.engine.native_request import (
+    RequestContext,
+    RequestOptions,
+    check_prompt,
+    make_request,
+    parse_rid,
+    tokenise,
+)
+from trunkline.engine.validation import RequestError, is_int, parse_token_ids, shown
+from trunkline.server.answer import Generation, Job, request_id
+from trunkline.server.http import read_json
+from trunkline.server.openai.completions_reply import CompletionOptions, CompletionReply
+from trunkline.server.openai.fields import (
+    CommonFields,
+    parse_fields,
+    parse_sampling,
+    parse_scheduling,
+    wants_usage,
+)
+from trunkline.server.state import Server, offload, server_of
+
+DEFAULT_MAX_TOKENS: Final = 16
+MAX_LOGPROBS: Final = 20
+_UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
+    "suffix": ("",),
+    "best_of": (1,),
+    "json_schema": (),
+    "response_format": ({"type": "text"},),
+    "prompt_embeds": (),
+}
+
+
+class CompletionFields(CommonFields, kw_only=True):
+    """The body of a completion."""
+
+    prompt: Any
+    echo: bool | None = None
+    logprobs: Any = None
+
+
+async def completions(request: Request) -> ASGIApp:
+    """Parse, submit, answer."""
+    server = server_of(request)
+    body = await read_json(request, server.config.http.max_body_bytes)
+    size = int(request.headers.get("content-length", "0"))
+    job, options = await offload(size, lambda: _parse(body, server, request_id(request)))
+    return Generation(server, job, CompletionReply(server, options))
+
+
+def _parse(body: Any, server: Server, rid: str) -> tuple[Job, CompletionOptions]:
+    received_ts = time.time()
+    fields, ignored = parse_fields(body, CompletionFields, _UNSUPPORTED)
+    context = server.openai
+    model = server.check_model(fields.model)
+    if fields.rid is not None:
+        rid = parse_rid(fields.rid, context.limits)
+    sampling = parse_sampling(
+        fields, context, ("max_tokens", fields.max_tokens), fallback=DEFAULT_MAX_TOKENS
+    )
+    include_usage, continuous = wants_usage(
+        fields, server.config.api.stream_response_default_include_usage
+    )
+    priority, namespace = parse_scheduling(fields, context)
+    echo = bool(fields.echo)
+    options = RequestOptions(
+        stream=bool(fields.stream),
+        priority=priority,
+        namespace=namespace,
+        logprobs=_logprobs(fields.logprobs, echo),
+        received_ts=received_ts,
+    )
+    prompts, texts = _prompts(fields.prompt, context)
+    if len(prompts) * sampling.n > context.limits.max_prompts:
+        raise RequestError(
+            f"prompt has {len(prompts)} rows of n={sampling.n} samples, the limit is "
+            f"{context.limits.max_prompts} in all.",
+            "prompt",
+        )
+    rids = [rid] if len(prompts) == 1 else [f"{rid}_{row}" for row in range(len(prompts))]
+    requests = [
+        make_request(context, row_id, prompt, sampling, options)
+        for row_id, prompt in zip(rids, prompts, strict=True)
+    ]
+    if echo and texts is None:
+        texts = [server.tokenizer.decode(prompt) for prompt in prompts]
+    return Job(rid=rid, requests=requests, stream=options.stream, ignored=ignored), (
+        CompletionOptions(
+            id=rid,
+            model=model,
+            created=int(received_ts),
+            include_usage=include_usage,
+            continuous_usage=continuous,
+            echoed=texts if echo else None,
+        )
+    )
+
+
+def _prompts(prompt: Any, context: RequestContext) -> tuple[list[list[int]], list[str] | None]:
+    """Token ids of every prompt, and their texts if they came as text."""
+    if isinstance(prompt, str):
+        texts, names = [prompt], ["prompt"]
+    elif isinstance(prompt, list) and any(isinstance(one, str) for one in prompt):
+        texts, names = prompt, [f"prompt[{row}]" for row in range(len(prompt))]
+    else:
+        return _id_prompts(prompt, context), None
+    _check_rows(len(texts), context)
+    prompts = tokenise(texts, names, context)
+    for name, ids in zip(names, prompts, strict=True):
+        check_prompt(ids, name, context.limits)
+    return prompts, texts
+
+
+def _id_prompts(prompt: Any, context: RequestContext) -> list[list[int]]:
+    if not isinstance(prompt, list):
+        raise RequestError(
+            "prompt must be a string, a list of strings, a list of token ids or a list of such "
+            f"lists, got {shown(prompt)}.",
+            "prompt",
+        )
+    nested = any(isinstance(one, list) for one in prompt)
+    rows = prompt if nested else [prompt]
+    _check_rows(len(rows), context)
+    for row, ids in enumerate(rows):
+        name = f"prompt[{row}]" if nested else "prompt"
+        parse_token_ids(ids, name, context.limits, most=2**31)
+        check_prompt(ids, name, context.limits)
+    return rows
+
+
+def _check_rows(count: int, context: RequestContext) -> None:
+    if count > context.limits.max_prompts:
+        raise RequestError(
+            f"prompt must have at most {context.limits.max_prompts} rows, got {count}.", "prompt"
+        )
+
+
+def _logprobs(value: Any, echo: bool) -> LogprobRequest | None:
+    if value is None or value is False:
+        return None
+    if not is_int(value) or not 0 <= value <= MAX_LOGPROBS:
+        raise RequestError(
+            f"logprobs must be an integer in [0, {MAX_LOGPROBS}], got {shown(value)}.", "logprobs"
+        )
+    return LogprobRequest(prompt_start=0 if echo else None, top_n=value)

@@ -1,0 +1,76 @@
+"""Log-probs in the shapes of OpenAI's chat and completions endpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from trunkline.engine.messages import Logprobs
+from trunkline.server.token_text import TokenTexts
+
+# What an impossible token's log-prob is shown as: JSON has no infinity.
+LOWEST: Final = -9999.0
+
+
+def finite(logprob: float) -> float:
+    """A number that JSON can hold."""
+    return max(logprob, LOWEST)
+
+
+def chat_logprobs(
+    ids: Sequence[int], logprobs: Logprobs | None, texts: TokenTexts
+) -> dict[str, object] | None:
+    """`logprobs` of a chat choice: one entry per token; None when none were asked for."""
+    if logprobs is None:
+        return None
+    content = []
+    for position, value in enumerate(logprobs.values):
+        top = logprobs.top[position] if logprobs.top else []
+        entry = _entry(ids[position], value, texts)
+        entry["top_logprobs"] = [
+            _entry(token, chance, texts) for chance, token in top if math.isfinite(chance)
+        ]
+        content.append(entry)
+    return {"content": content}
+
+
+def _entry(token: int, logprob: float, texts: TokenTexts) -> dict[str, object]:
+    return {
+        "token": texts.text(token),
+        "bytes": list(texts.raw(token)),
+        "logprob": finite(logprob),
+    }
+
+
+def completion_logprobs(
+    ids: Sequence[int], logprobs: Logprobs | None, texts: TokenTexts, offset: int
+) -> tuple[dict[str, list[object]] | None, int]:
+    """`logprobs` of a completions choice, and the offset of the token that comes next.
+
+    Args:
+        ids: the tokens that `logprobs` speaks of.
+        logprobs: None when none were asked for.
+        texts: single tokens as text.
+        offset: where the first token's text begins, in characters.
+    """
+    if logprobs is None:
+        return None, offset
+    block: dict[str, list[object]] = {
+        "tokens": [],
+        "token_logprobs": [],
+        "top_logprobs": [],
+        "text_offset": [],
+    }
+    for position, value in enumerate(logprobs.values):
+        text = texts.text(ids[position])
+        known = not math.isnan(value)
+        block["tokens"].append(text)
+        block["token_logprobs"].append(finite(value) if known else None)
+        top = logprobs.top[position] if logprobs.top else []
+        alternatives = {texts.text(token): chance for chance, token in reversed(top)}
+        finite_ones = {word: c for word, c in alternatives.items() if math.isfinite(c)}
+        block["top_logprobs"].append((finite_ones or None) if known and top else None)
+        block["text_offset"].append(offset)
+        offset += len(text)
+    return block, offset

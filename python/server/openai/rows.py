@@ -1,0 +1,54 @@
+"""Parts of responses that chat completions and completions share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from trunkline.engine.client import Sample, Stream
+
+
+def usage(streams: Sequence[Stream]) -> dict[str, object]:
+    """Token counts: each prompt once, all samples' completions.
+
+    Cached tokens are those of the first sample of each prompt: the others share its prompt.
+    """
+    prompt = sum(len(stream.request.prompt_ids) for stream in streams)
+    completion = sum(completion_tokens(s) for stream in streams for s in stream.samples)
+    cached = 0
+    for stream in streams:
+        started = stream.samples[0].started
+        if started is not None:
+            cached += started.cached_device + started.cached_host
+    return {
+        "prompt_tokens": prompt,
+        "total_tokens": prompt + completion,
+        "completion_tokens": completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "reasoning_tokens": sum(
+            sample.finished.reasoning_tokens
+            for stream in streams
+            for sample in stream.samples
+            if sample.finished is not None
+        ),
+    }
+
+
+def completion_tokens(sample: Sample) -> int:
+    """Tokens of a sample so far, the stop token included."""
+    return sample.finished.completion_tokens if sample.finished else len(sample.output_ids)
+
+
+def finish(sample: Sample) -> dict[str, object]:
+    """`finish_reason` and `matched_stop` of a sample; null while it runs."""
+    end = sample.finished
+    if end is None:
+        return {"finish_reason": None, "matched_stop": None}
+    reason = end.reason if end.reason in ("stop", "length") else "abort"
+    return {"finish_reason": reason, "matched_stop": end.matched}
+
+
+def metadata(streams: Iterable[Stream], weight_version: str) -> dict[str, object]:
+    """Which weights made the tokens of the first sample."""
+    first = next(iter(streams)).samples[0]
+    span = {"version": weight_version, "start": 0, "end": completion_tokens(first)}
+    return {"weight_version": weight_version, "weight_versions": [span]}

@@ -1,0 +1,101 @@
+"""POST /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from trunkline.engine.validation import RequestError, parse_token_ids, shown
+from trunkline.server.http import json_response, read_json
+from trunkline.server.openai.chat import render_chat
+from trunkline.server.state import Server, offload, server_of
+
+
+Fields = TypeVar("Fields", bound=msgspec.Struct)
+
+
+class _Tokenize(msgspec.Struct, forbid_unknown_fields=True):
+    prompt: Any = None
+    messages: list[dict[str, Any]] | None = None
+    model: Any = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class _Detokenize(msgspec.Struct, forbid_unknown_fields=True):
+    tokens: list[Any]
+    model: Any = None
+    skip_special_tokens: bool = True
+
+
+async def tokenize(request: Request) -> Response:
+    """Token ids of a text, of several texts, or of a chat."""
+    server = server_of(request)
+    body = await read_json(request, server.config.http.max_body_bytes)
+    fields = _convert(body, _Tokenize)
+    server.check_model(fields.model)
+    size = int(request.headers.get("content-length", "0"))
+    tokens = await offload(size, lambda: _tokens(fields, server))
+    many = bool(tokens) and isinstance(tokens[0], list)
+    counts = [len(one) for one in tokens] if many else len(tokens)
+    limit = server.model.context_length
+    return json_response({"tokens": tokens, "count": counts, "max_model_len": limit})
+
+
+def _tokens(fields: _Tokenize, server: Server) -> list[Any]:
+    if (fields.prompt is None) == (fields.messages is None):
+        got = "neither" if fields.prompt is None else "both"
+        raise RequestError(
+            f"exactly one of prompt and messages must be given, got {got}.", "prompt"
+        )
+    if fields.messages is not None:
+        text = render_chat(
+            server,
+            fields.messages,
+            add_generation_prompt=fields.add_generation_prompt,
+            continue_final_message=fields.continue_final_message,
+            variables=fields.chat_template_kwargs or {},
+        )
+        return server.tokenizer.encode_batch([text], add_special_tokens=False)[0]
+    texts = fields.prompt if isinstance(fields.prompt, list) else [fields.prompt]
+    if not all(isinstance(text, str) for text in texts):
+        raise RequestError(
+            f"prompt must be a string or a list of strings, got {shown(fields.prompt)}.", "prompt"
+        )
+    try:
+        tokens = server.tokenizer.encode_batch(texts, fields.add_special_tokens)
+    except ValueError as error:
+        raise RequestError(str(error), "prompt") from error
+    return tokens if isinstance(fields.prompt, list) else tokens[0]
+
+
+async def detokenize(request: Request) -> Response:
+    """The text of token ids, or of several lists of them."""
+    server = server_of(request)
+    body = await read_json(request, server.config.http.max_body_bytes)
+    fields = _convert(body, _Detokenize)
+    server.check_model(fields.model)
+    size = int(request.headers.get("content-length", "0"))
+    return json_response({"text": await offload(size, lambda: _text(fields, server))})
+
+
+def _text(fields: _Detokenize, server: Server) -> str | list[str]:
+    many = any(isinstance(one, list) for one in fields.tokens)
+    rows = fields.tokens if many else [fields.tokens]
+    limits = server.openai.limits
+    for row, ids in enumerate(rows):
+        parse_token_ids(ids, f"tokens[{row}]" if many else "tokens", limits, most=2**31)
+    texts = [server.tokenizer.decode(ids, fields.skip_special_tokens) for ids in rows]
+    return texts if many else texts[0]
+
+
+def _convert(body: Any, kind: type[Fields]) -> Fields:
+    try:
+        return msgspec.convert(body, kind)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"{error}.") from error
