@@ -16,18 +16,17 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any, TypedDict, TypeVar, Unpack
 
-from trunkline.engine.native_request import GenerateJob, RequestContext, parse_generate
-
 from trunkline.engine import launch
 from trunkline.engine.client import EngineDied, Stream, merged
 from trunkline.engine.local import EngineHost
+from trunkline.engine.native_request import GenerateJob, RequestContext, parse_generate
 from trunkline.engine.outputs import OutputOptions, generate_output
+from trunkline.engine.tokenizer import Tokenizer
 from trunkline.engine.validation import Limits
 from trunkline.engine.weights import open_checkpoint
 
 Value = TypeVar("Value")
-Output = dict[str, object]
-Outputs = Output | list[Output]
+Output = dict[str, Any]
 
 # A shorter prompt is tokenised where it is; a longer one would hold up the caller's event loop.
 INLINE_CHARS = 16384
@@ -100,7 +99,7 @@ class Engine:
         *,
         stream: bool = False,
         **fields: Unpack[RequestFields],
-    ) -> Outputs | Iterator[Output]:
+    ) -> Any:
         """Generate, waiting for the end; as `/generate`, whose fields are keywords here.
 
         Args:
@@ -110,7 +109,8 @@ class Engine:
             fields: see `RequestFields`.
 
         Returns:
-            A dict for one prompt, a list for several or for `n` above 1.
+            A dict for one prompt, a list of dicts for several or for `n` above 1; an iterator of
+            dicts if `stream`.
 
         Raises:
             RequestError: the request cannot be served; the message names field and limit.
@@ -127,7 +127,7 @@ class Engine:
         *,
         stream: bool = False,
         **fields: Unpack[RequestFields],
-    ) -> Outputs | AsyncIterator[Output]:
+    ) -> Any:
         """Like `generate`, without blocking the event loop; a stream is an async iterator."""
         job = await _offload(
             prompt, lambda: self._parse(self._native, prompt, sampling_params, stream, fields)
@@ -142,7 +142,7 @@ class Engine:
         stream: bool = False,
         template_arguments: Mapping[str, Any] | None = None,
         **fields: Unpack[RequestFields],
-    ) -> Outputs | Iterator[Output]:
+    ) -> Any:
         """Answer a conversation: the model's chat template around `generate`.
 
         What the model recommends is the default of the sampling parameters, and the answer may be
@@ -172,10 +172,15 @@ class Engine:
         stream: bool = False,
         template_arguments: Mapping[str, Any] | None = None,
         **fields: Unpack[RequestFields],
-    ) -> Outputs | AsyncIterator[Output]:
+    ) -> Any:
         """Like `chat`, without blocking the event loop; a stream is an async iterator."""
         job = self._parse_chat(messages, sampling_params, stream, template_arguments, fields)
         return self._stream(job) if stream else await self._complete(job)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._tokenizer
 
     def flush_cache(self) -> bool:
         """Forget every cached prefix; False, and nothing done, while requests run or wait."""
@@ -242,7 +247,7 @@ class Engine:
     async def _abort(self, rid: str | None) -> None:
         (await self._host.client()).abort(rid)
 
-    async def _complete(self, job: GenerateJob) -> Outputs:
+    async def _complete(self, job: GenerateJob) -> Output | list[Output]:
         client = await self._host.client()
         options = self._options(job)
         streams = [client.submit(request) for request in job.requests]

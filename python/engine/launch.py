@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 import numpy as np
 import torch
-from trunkline.engine.runner import Runner, RunnerOptions
+from trunkline.engine.runner import Runner, RunnerOptions, resolve_dtype
 
 from trunkline._core import Core
 from trunkline.engine import resources
@@ -105,7 +105,7 @@ def build(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Launche
     runner = Runner(checkpoint, sizes.runner)
     budget = config.scheduler.max_prefill_tokens or _measured_budget(runner, sizes, config)
     core_config = _core_config(config, checkpoint, sizes, budget)
-    facts = _facts(config, checkpoint, sizes, core_config)
+    facts = _facts(config, checkpoint, core_config, runner)
     facts = msgspec.structs.replace(facts, startup_s=time.monotonic() - started_at)
     logger.info(
         "max_total_num_tokens=%d, chunked_prefill_size=%s, max_prefill_tokens=%d, "
@@ -151,16 +151,6 @@ def resolve_device(requested: str) -> torch.device:
     return torch.device(requested)
 
 
-def resolve_dtype(requested: str, stored: str, device: torch.device) -> torch.dtype:
-    """The dtype of weights and activations; `auto` follows the checkpoint where that is fast."""
-    if requested == "auto":
-        half_on_host = stored == "float16" and device.type == "cpu"
-        requested = "float32" if half_on_host else stored
-    name = {"half": "float16", "float": "float32"}.get(requested, requested)
-    dtypes = {str(d).removeprefix("torch."): d for d in (torch.float16, torch.bfloat16)}
-    return dtypes.get(name, torch.float32)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sizes:
     """What was worked out before the weights are loaded."""
@@ -186,8 +176,8 @@ def _sizes(config: EngineConfig, checkpoint: Checkpoint) -> _Sizes:
     pool = resources.pool_tokens(config.cache, memory, context_len, max_running)
     page = config.cache.page_size
     runner = RunnerOptions(
-        device=device,
-        dtype=dtype,
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
         page_size=page,
         num_pages=pool // page + 1,  # page 0 is padding
         max_running_requests=min(max_running, pool // page),
@@ -227,26 +217,26 @@ def _core_config(
 
 
 def _facts(
-    config: EngineConfig, checkpoint: Checkpoint, sizes: _Sizes, core: CoreConfig
+    config: EngineConfig, checkpoint: Checkpoint, core: CoreConfig, runner: Runner
 ) -> EngineFacts:
-    settings = flat(config)
+    memory = runner.memory
     return EngineFacts(
         pid=os.getpid(),
         model_path=checkpoint.source,
-        dtype=str(sizes.runner.dtype).removeprefix("torch."),
-        device=sizes.runner.device.type,
+        dtype=runner.options.dtype,
+        device=runner.options.device,
         weight_version=config.model.weight_version,
         vocab_size=core.vocab_size,
         page_size=core.page_size,
         context_length=core.max_context_len,
-        max_total_tokens=sizes.pool_tokens,
+        max_total_tokens=(core.num_pages - 1) * core.page_size,
         max_running_requests=core.max_running_requests,
         max_batch_tokens=core.max_batch_tokens,
         chunked_prefill_size=core.max_chunk_tokens,
-        weight_bytes=sizes.memory.weights,
-        kv_cache_bytes=(core.num_pages * core.page_size) * sizes.memory.per_token,
+        weight_bytes=memory.weight_bytes,
+        kv_cache_bytes=memory.pool_bytes,
         eos_token_ids=core.eos_token_ids,
-        settings=settings,
+        settings=flat(config),
         startup_s=0.0,
     )
 
@@ -281,13 +271,13 @@ def _step_time(runner: Runner, sizes: _Sizes, width: int) -> float:
         max_running_requests=1,
         max_batch_tokens=max(width, 2),
         max_context_len=options.max_context_len,
-        vocab_size=runner.vocab_size,
+        vocab_size=runner.config.vocab_size,
         prefix_cache=False,
         arena_bytes=resources.arena_bytes(1, width, options.max_context_len),
     )
     core = Core(core_config.to_json())
     arena = np.zeros(core_config.arena_bytes, dtype=np.uint8)
-    prompt = [position % runner.vocab_size for position in range(width)]
+    prompt = [position % runner.config.vocab_size for position in range(width)]
     sampling = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
     submit = Submit(key=1, rid="step-time", prompt=prompt, sampling=sampling)
     core.submit(1, msgspec.msgpack.encode(submit), time.time())

@@ -154,7 +154,7 @@ class Finished(msgspec.Struct, array_like=True, frozen=True, tag=5):
 
     `reason` is stop, length, abort or error; `matched` the token id or string that stopped it;
     `status` the HTTP status that fits an abort or error (0 when the client aborted).
-    `completion_tokens` counts the stop token; `reasoning_tokens` is 0 until a parser counts them.
+    `completion_tokens` counts the stop token.
     """
 
     key: int

@@ -32,6 +32,7 @@ class StepLog:
         self._steps = 0
         self._last_prefill = stats()
         self._last_decode = self._last_prefill
+        self._last_retraction = self._last_prefill
         self._next_look_at = 0.0
         self._last_decode_at = time.monotonic()
         self.gen_throughput = 0.0
@@ -49,27 +50,28 @@ class StepLog:
         stats = self._stats()
         if prefill_due:
             self._prefill(stats, now)
+            self._retraction(stats)
         if decode_due:
             self._decode(stats, now)
 
     def _prefill(self, stats: Stats, now: float) -> None:
-        new_tokens = self._since(self._last_prefill, stats, "prompt_tokens_computed_total")
+        new_tokens = self._since(self._last_prefill, stats, "prompt_tokens_total")
         cached = self._since(self._last_prefill, stats, "cached_tokens_total")
         self._next_look_at = now + (PREFILL_INTERVAL_S if new_tokens else LOOK_INTERVAL_S)
         if new_tokens == 0:
             return
         all_cached = stats["cached_tokens_total"]
-        all_tokens = all_cached + stats["prompt_tokens_computed_total"]
+        all_tokens = all_cached + stats["prompt_tokens_total"]
         logger.info(
             "Prefill batch. #new-seq: %d, #new-token: %d, #cached-token: %d, "
             "cache hit rate: %.2f%%, token usage: %.2f, #running-req: %d, #queue-req: %d",
-            self._since(self._last_prefill, stats, "admitted_total"),
+            self._since(self._last_prefill, stats, "admitted_sequences_total"),
             new_tokens,
             cached,
             100 * all_cached / all_tokens,
             stats["used_tokens"] / self._max_total_tokens,
-            stats["running"],
-            stats["queued"],
+            stats["num_running"],
+            stats["num_waiting"],
         )
         self._last_prefill = stats
 
@@ -81,13 +83,25 @@ class StepLog:
             logger.info(
                 "Decode batch. #running-req: %d, #token: %d, token usage: %.2f, "
                 "gen throughput (token/s): %.2f, #queue-req: %d",
-                stats["running"],
+                stats["num_running"],
                 stats["used_tokens"],
                 stats["used_tokens"] / self._max_total_tokens,
                 self.gen_throughput,
-                stats["queued"],
+                stats["num_waiting"],
             )
         self._last_decode, self._last_decode_at = stats, now
+
+    def _retraction(self, stats: Stats) -> None:
+        retracted = self._since(self._last_retraction, stats, "retracted_requests_total")
+        if retracted > 0:
+            logger.info(
+                "KV cache pool is full. Retract requests. #retracted_reqs: %d, "
+                "#new_token_ratio: %.4f -> %.4f",
+                retracted,
+                self._last_retraction["new_token_ratio"],
+                stats["new_token_ratio"],
+            )
+        self._last_retraction = stats
 
     @staticmethod
     def _since(earlier: Stats, later: Stats, name: str) -> float:

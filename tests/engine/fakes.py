@@ -170,13 +170,15 @@ class FakeCore:
 
     def stats(self) -> dict[str, float]:
         return {
-            "running": len(self.requests),
-            "queued": 0,
+            "num_running": len(self.requests),
+            "num_waiting": 0,
             "used_tokens": 16 * len(self.requests),
-            "prompt_tokens_computed_total": 3 * self.steps,
+            "prompt_tokens_total": 3 * self.steps,
             "cached_tokens_total": self.steps,
             "generated_tokens_total": sum(map(len, self.outputs.values())),
-            "admitted_total": self.steps,
+            "admitted_sequences_total": self.steps,
+            "retracted_requests_total": 0,
+            "new_token_ratio": 0.7,
         }
 
     def check_integrity(self) -> None:

@@ -167,7 +167,7 @@ def test_controls_answer_or_fail() -> None:
     async def main() -> None:
         client = await connected(engine)
         assert await client.control("flush_cache") == {"flushed": True}
-        assert (await client.control("stats"))["queued"] == 0
+        assert (await client.control("stats"))["num_waiting"] == 0
         assert await client.control("check_integrity") == {}
         engine.core.log.append("broken")
         with pytest.raises(ControlFailed, match="pages leak"):

@@ -156,8 +156,8 @@ def test_requests_of_a_client_that_is_gone_are_aborted() -> None:
 
 def stats(**values: float) -> dict[str, float]:
     names = (
-        "running queued used_tokens prompt_tokens_computed_total cached_tokens_total "
-        "generated_tokens_total admitted_total"
+        "num_running num_waiting used_tokens prompt_tokens_total cached_tokens_total "
+        "generated_tokens_total admitted_sequences_total retracted_requests_total new_token_ratio"
     )
     return dict.fromkeys(names.split(), 0.0) | values
 
@@ -168,12 +168,15 @@ def test_log_lines_have_the_format_that_tools_parse(caplog: pytest.LogCaptureFix
         log = StepLog(lambda: dict(now), interval_steps=2, max_total_tokens=100)
         log.step(idle=True)
         time.sleep(0.11)
-        now |= {"prompt_tokens_computed_total": 49, "cached_tokens_total": 1, "admitted_total": 1}
-        now |= {"running": 3, "used_tokens": 50, "queued": 2}
+        now |= {"prompt_tokens_total": 49, "cached_tokens_total": 1, "admitted_sequences_total": 1}
+        now |= {"num_running": 3, "used_tokens": 50, "num_waiting": 2}
         log.step(idle=False)
         now |= {"generated_tokens_total": 7}
         log.step(idle=False)
         log.step(idle=False)
+        time.sleep(1.01)
+        now |= {"prompt_tokens_total": 50, "retracted_requests_total": 2, "new_token_ratio": 0.5}
+        log.step(idle=True)
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == (
         "Prefill batch. #new-seq: 1, #new-token: 49, #cached-token: 1, cache hit rate: 2.00%, "
@@ -183,7 +186,11 @@ def test_log_lines_have_the_format_that_tools_parse(caplog: pytest.LogCaptureFix
         "Decode batch. #running-req: 3, #token: 50, token usage: 0.50, gen throughput (token/s): "
     )
     assert lines[1].endswith(", #queue-req: 2")
-    assert len(lines) == 2
+    assert lines[2].startswith("Prefill batch. #new-seq: 0, #new-token: 1, #cached-token: 0")
+    assert lines[3:] == [
+        "KV cache pool is full. Retract requests. #retracted_reqs: 2, "
+        "#new_token_ratio: 0.0000 -> 0.5000"
+    ]
 
 
 def test_the_arena_is_reused_only_after_its_step_is_committed() -> None:

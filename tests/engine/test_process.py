@@ -66,7 +66,7 @@ def test_requests_and_controls_cross_the_process_boundary() -> None:
         await asyncio.gather(*(stream.finished() for stream in streams))
         for i, stream in enumerate(streams, 1):
             assert stream.samples[0].output_ids == list(range(100 * i + 1, 100 * i + 51))
-        assert (await client.control("stats"))["running"] == 0
+        assert (await client.control("stats"))["num_running"] == 0
         pid = process.pid
         assert pid is not None
         await client.close()

@@ -1,0 +1,95 @@
+"""Settings worked out from model and machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from trunkline.engine import resources
+from trunkline.engine.config import CacheOptions, SchedulerOptions
+from trunkline.engine.models.config import DecoderConfig
+from trunkline.engine.resources import GIB, Memory, SettingError
+
+MODEL = DecoderConfig(
+    architecture="LlamaForCausalLM",
+    model_type="llama",
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_layers=30,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    rms_norm_eps=1e-5,
+    max_position=8192,
+    tie_word_embeddings=True,
+)
+HOST = Memory(free=10 * GIB, weights=GIB, per_token=23040, on_host=True)
+
+
+def test_sizes_of_weights_and_kv() -> None:
+    assert resources.weight_bytes(MODEL, 1) == 134_515_008  # SmolLM2-135M's parameters
+    assert resources.kv_token_bytes(MODEL, 2) == 23040
+
+
+def test_the_pool_takes_its_share_in_whole_pages() -> None:
+    tokens = resources.pool_tokens(CacheOptions(), HOST, 8192, 256)
+    assert tokens == 3 * GIB // 23040 // 16 * 16
+    half = CacheOptions(mem_fraction_static=0.5, page_size=1)
+    assert resources.pool_tokens(half, HOST, 8192, 256) == 4 * GIB // 23040
+    fixed = CacheOptions(max_total_tokens=1000)
+    assert resources.pool_tokens(fixed, HOST, 8192, 256) == 992
+
+
+def test_the_pool_is_no_larger_than_can_be_used() -> None:
+    assert resources.pool_tokens(CacheOptions(), HOST, 128, 4) == 512
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (CacheOptions(page_size=0), "page_size is 0"),
+        (CacheOptions(mem_fraction_static=1.5), "mem_fraction_static is 1.5"),
+        (CacheOptions(mem_fraction_static=0.05), "no memory is left for the KV pool"),
+        (CacheOptions(max_total_tokens=15), "max_total_tokens has 15 tokens"),
+    ],
+)
+def test_impossible_pools_are_refused(options: CacheOptions, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        resources.pool_tokens(options, HOST, 8192, 256)
+
+
+def test_context_lengths_beyond_the_model_are_refused() -> None:
+    assert resources.context_length(None, MODEL) == 8192
+    assert resources.context_length(100, MODEL) == 100
+    with pytest.raises(SettingError, match="must be 2 to 8192"):
+        resources.context_length(8193, MODEL)
+
+
+@pytest.mark.parametrize(
+    ("times", "target_s", "expected"),
+    [
+        ([(16, 0.1)], 0.2, 32),  # one point: no fixed cost is known
+        ([(64, 0.05), (256, 0.1)], 0.2, 640),  # 0.0333 s fixed, 0.26 ms a token
+        ([(64, 1.0), (256, 4.0)], 0.2, resources.MIN_BUDGET_TOKENS),
+        ([(256, 0.001), (1024, 0.001)], 0.2, resources.MAX_BUDGET_TOKENS),
+    ],
+)
+def test_step_budgets(times: list[tuple[int, float]], target_s: float, expected: int) -> None:
+    assert resources.step_budget(times, target_s) == pytest.approx(expected, abs=1)
+
+
+def test_conservativeness_scales_the_ratio() -> None:
+    assert resources.new_token_ratios(1.0) == pytest.approx((0.7, 0.098))
+    assert resources.new_token_ratios(2.0) == pytest.approx((1.0, 0.14))
+    with pytest.raises(SettingError):
+        resources.new_token_ratios(0.0)
+
+
+def test_chunk_and_running_limits() -> None:
+    assert resources.chunk_tokens(SchedulerOptions(chunked_prefill_size=-1)) is None
+    assert resources.chunk_tokens(SchedulerOptions(chunked_prefill_size=17)) == 17
+    with pytest.raises(SettingError):
+        resources.chunk_tokens(SchedulerOptions(chunked_prefill_size=0))
+    assert resources.max_running_requests(SchedulerOptions(), on_host=True) == 256
+    with pytest.raises(SettingError):
+        resources.max_running_requests(SchedulerOptions(max_running_requests=0), on_host=True)
