@@ -9,9 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from trunkline._core import VERSION as __version__
-
 if TYPE_CHECKING:
+    from trunkline._core import VERSION as __version__
     from trunkline.engine.checkpoint import CheckpointError
     from trunkline.engine.chat_template import ChatTemplateError
     from trunkline.engine.client import EngineDied, RequestRefused
@@ -42,6 +41,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("trunkline._core").VERSION
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
