@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trunkline._core import VERSION as __version__
-    from trunkline.engine.checkpoint import CheckpointError
     from trunkline.engine.chat_template import ChatTemplateError
+    from trunkline.engine.checkpoint import CheckpointError
     from trunkline.engine.client import EngineDied, RequestRefused
     from trunkline.engine.engine import Engine
     from trunkline.engine.resources import SettingError

@@ -198,6 +198,14 @@ class Engine:
         """End every request."""
         self._host.run(self._abort(None))
 
+    def check_integrity(self) -> None:
+        """Check every invariant of scheduler and prefix cache; a debugging aid.
+
+        Raises:
+            ControlFailed: one does not hold: a bug.
+        """
+        self._control("check_integrity")
+
     def shutdown(self) -> None:
         """End the engine: memory, threads and descriptors are given back. Idempotent.
 

@@ -1,0 +1,147 @@
+"""Same request, same tokens: alone, batched, chunked, from the cache, after retraction; and a pool
+so small that it evicts and retracts all the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from trunkline import Engine
+
+Case = dict[str, Any]
+SETTINGS: dict[str, Any] = {"max_prefill_tokens": 256, "max_running_requests": 64}
+
+
+def cases(count: int, seed: int, max_prompt: int, max_new: int) -> list[Case]:
+    """Requests of random lengths; a third of the prompts begin alike, a third are greedy."""
+    rng = random.Random(seed)
+    common = [rng.randrange(5, 300) for _ in range(max_prompt)]
+    made = []
+    for index in range(count):
+        length = rng.randint(1, max_prompt)
+        prompt = [rng.randrange(5, 300) for _ in range(length)]
+        if index % 3 == 0:
+            shared = rng.randint(0, length - 1)
+            prompt[:shared] = common[:shared]
+        sampling = {
+            "max_new_tokens": rng.randint(1, max_new),
+            "ignore_eos": True,
+            "sampling_seed": rng.randrange(2**63),
+            "temperature": 0.0 if index % 3 == 1 else rng.uniform(0.5, 1.5),
+            "top_p": rng.choice([1.0, 0.9]),
+            "top_k": rng.choice([-1, 40]),
+            "frequency_penalty": rng.choice([0.0, 0.5]),
+            "repetition_penalty": rng.choice([1.0, 1.2]),
+        }
+        made.append({"input_ids": prompt, "sampling_params": sampling})
+    return made
+
+
+def run(engine: Engine, requests: list[Case]) -> list[Any]:
+    """All of them at once."""
+
+    async def main() -> list[Any]:
+        calls = [engine.async_generate(**case, return_logprob=True) for case in requests]
+        return list(await asyncio.gather(*calls))
+
+    return asyncio.run(main())
+
+
+def run_alone(engine: Engine, requests: list[Case]) -> list[Any]:
+    """One after another, each with an empty cache."""
+    outputs = []
+    for case in requests:
+        assert engine.flush_cache()
+        outputs.append(engine.generate(**case, return_logprob=True))
+    return outputs
+
+
+def tokens(outputs: list[Any]) -> list[Any]:
+    """Token ids and their log-probs, bit for bit."""
+    return [(o["output_ids"], o["meta_info"]["output_token_logprobs"]) for o in outputs]
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[Case]:
+    return cases(32, seed=1, max_prompt=90, max_new=40)
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_model: str, requests: list[Case]) -> list[Any]:
+    with Engine(tiny_model, max_total_tokens=8192, **SETTINGS) as engine:
+        return tokens(run_alone(engine, requests))
+
+
+def test_in_a_batch_and_from_the_cache(
+    tiny_model: str, requests: list[Case], alone: list[Any]
+) -> None:
+    with Engine(tiny_model, max_total_tokens=8192, **SETTINGS) as engine:
+        assert tokens(run(engine, requests)) == alone
+        again = run(engine, requests)
+        assert tokens(again) == alone
+        for output in again:
+            meta = output["meta_info"]
+            assert meta["cached_tokens"] == meta["prompt_tokens"] - 1
+
+
+def test_in_chunks_of_17(tiny_model: str, requests: list[Case], alone: list[Any]) -> None:
+    settings = SETTINGS | {"chunked_prefill_size": 17}
+    with Engine(tiny_model, max_total_tokens=8192, **settings) as engine:
+        assert tokens(run(engine, requests)) == alone
+
+
+def test_after_retraction(tiny_model: str, requests: list[Case], alone: list[Any]) -> None:
+    settings = SETTINGS | {"schedule_conservativeness": 0.01}
+    with Engine(tiny_model, max_total_tokens=400, **settings) as engine:
+        outputs = run(engine, requests)
+        assert tokens(outputs) == alone
+        assert sum(output["meta_info"]["num_retractions"] for output in outputs) > 0
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm"])
+def test_a_tiny_pool_with_aborts_loses_nothing(tiny_model: str, policy: str) -> None:
+    requests = cases(200, seed=2, max_prompt=60, max_new=30)
+    rng = random.Random(3)
+    aborted = {rng.randrange(200) for _ in range(40)}
+    settings = SETTINGS | {"schedule_policy": policy, "schedule_conservativeness": 0.01}
+    with Engine(tiny_model, max_total_tokens=8192, **SETTINGS) as engine:
+        solo = run_alone(engine, requests)
+    with Engine(tiny_model, max_total_tokens=320, **settings) as engine:
+        outputs = asyncio.run(_torture(engine, requests, aborted))
+        stats: Any = engine.server_info()["stats"]
+        assert (stats["num_running"], stats["num_waiting"]) == (0, 0)
+        ended = sum(stats[f"{how}_sequences_total"] for how in ("finished", "aborted", "failed"))
+        assert ended == 200
+        assert stats["failed_sequences_total"] == 0
+        assert stats["retracted_requests_total"] > 0
+        assert stats["evicted_tokens_total"] > 0
+        engine.check_integrity()
+        assert engine.flush_cache()
+        stats = engine.server_info()["stats"]
+        assert stats["free_tokens"] == stats["total_tokens"] == 320
+    for index, (output, alone) in enumerate(zip(outputs, solo, strict=True)):
+        if output["meta_info"]["finish_reason"]["type"] == "abort":
+            assert index in aborted
+            assert output["output_ids"] == alone["output_ids"][: len(output["output_ids"])]
+        else:
+            assert tokens([output]) == tokens([alone])
+
+
+async def _torture(engine: Engine, requests: list[Case], aborted: set[int]) -> list[Any]:
+    rng = random.Random(4)
+
+    async def one(index: int) -> Any:
+        await asyncio.sleep(rng.uniform(0, 0.5))
+        call = asyncio.ensure_future(
+            engine.async_generate(**requests[index], return_logprob=True, rid=f"r{index}")
+        )
+        if index in aborted:
+            await asyncio.sleep(rng.uniform(0, 0.3))
+            engine.abort(f"r{index}")
+        return await call
+
+    return list(await asyncio.gather(*(one(index) for index in range(len(requests)))))
