@@ -6,16 +6,16 @@ The same for all API families; how an outcome is written is their `Reply`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
-from trunkline.engine.client import Request, Sample, Stream, Update
+from trunkline.engine.client import Request, Sample, Stream, Update, merged
 from trunkline.engine.validation import RequestError
-from trunkline.server.errors import FAILURES, Failure, describe
+from trunkline.server.errors import FAILURES, describe
 from trunkline.server.http import DONE, event_frames, json_response
 from trunkline.server.meter import Meter
 from trunkline.server.state import Server
@@ -26,8 +26,6 @@ _EVENT_HEADERS: Final = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
-# Updates of all prompts of a job that may wait for a slow reader before their streams merge them.
-_BACKLOG: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +115,9 @@ class Generation:
         if opening:
             await send({"type": "http.response.body", "body": opening, "more_body": True})
         try:
-            async for batch in _updates(streams):
-                payloads = self._payloads(streams, batch, meter)
+            prompts = {stream.key: prompt for prompt, stream in enumerate(streams)}
+            async for stream, updates in merged(streams):
+                payloads = self._payloads(prompts[stream.key], stream, updates, meter)
                 if payloads:
                     frames = event_frames(payloads)
                     await send({"type": "http.response.body", "body": frames, "more_body": True})
@@ -128,15 +127,12 @@ class Generation:
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     def _payloads(
-        self, streams: list[Stream], batch: list[tuple[int, list[Update]]], meter: Meter
+        self, prompt: int, stream: Stream, updates: list[Update], meter: Meter
     ) -> list[object]:
-        payloads: list[object] = []
-        for prompt, updates in batch:
-            for update in updates:
-                meter.seen(streams[prompt], update.sample, len(update.token_ids))
-            raise_failed(update.sample for update in updates if update.finished)
-            payloads += self._reply.events(prompt, streams[prompt], updates)
-        return payloads
+        for update in updates:
+            meter.seen(stream, update.sample, len(update.token_ids))
+        raise_failed(update.sample for update in updates if update.finished)
+        return self._reply.events(prompt, stream, updates)
 
     def _ignored(self) -> list[tuple[bytes, bytes]]:
         names = ignored_value(self._job.ignored)
@@ -183,46 +179,6 @@ async def _coroutine(wait: Awaitable[None]) -> None:
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _updates(streams: list[Stream]) -> AsyncIterator[list[tuple[int, list[Update]]]]:
-    """All that is new per wake-up, by number of the stream."""
-    if len(streams) == 1:
-        async for updates in streams[0]:
-            yield [(0, updates)]
-        return
-    queue: asyncio.Queue[tuple[int, list[Update]] | Failure | None] = asyncio.Queue(_BACKLOG)
-    pumps = [asyncio.create_task(_pump(n, stream, queue)) for n, stream in enumerate(streams)]
-    try:
-        running = len(streams)
-        while running:
-            items = [await queue.get()]
-            while not queue.empty():
-                items.append(queue.get_nowait())
-            batch = [item for item in items if isinstance(item, tuple)]
-            if batch:
-                yield batch
-            for item in items:
-                if isinstance(item, Exception):
-                    raise item
-                running -= item is None
-    finally:
-        for pump in pumps:
-            pump.cancel()
-
-
-async def _pump(
-    number: int,
-    stream: Stream,
-    queue: asyncio.Queue[tuple[int, list[Update]] | Failure | None],
-) -> None:
-    try:
-        async for updates in stream:
-            await queue.put((number, updates))
-    except FAILURES as failure:
-        await queue.put(failure)
-    else:
-        await queue.put(None)
 
 
 def request_id(request: HttpRequest) -> str:

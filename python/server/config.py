@@ -1,7 +1,7 @@
 """Settings of the server: the engine's, plus what HTTP, API and logs need.
 
-As in `engine/config.py`, each field's metadata holds its help text and `cli.py` generates the flags.
-`env` names the environment variable that supplies a value; this file declares all of the server's.
+As in `engine/config.py`, each field's metadata holds its help text, of which `arguments.py` makes
+flags. `env` names the environment variable that supplies a value: all of the server's are here.
 """
 
 from __future__ import annotations

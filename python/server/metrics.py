@@ -7,6 +7,7 @@ A registry per app. Each metric is written as `engine_<name>`, and with the comp
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -18,30 +19,25 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
-_LATENCY: Final = (
-    (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80)
-    + (100, 200, 400, 600, 1200, 1800, 2400)
-)  # fmt: skip
+_SECONDS: Final = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
+_TOKEN_SECONDS: Final = (
+    *(0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.06, 0.08),
+    *(0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8),
+)
+_QUEUE_SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300, 3000)
 HISTOGRAMS: Final[Mapping[str, tuple[str, Sequence[float]]]] = {
-    "time_to_first_token_seconds": (
-        "Time from a request's arrival to its first token.",
-        (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400),
-    ),
-    "inter_token_latency_seconds": (
-        "Time between two tokens of a sample.",
-        (0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.06)
-        + (0.08, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8),
-    ),
+    "time_to_first_token_seconds": ("Time from a request's arrival to its first token.", _SECONDS),
+    "inter_token_latency_seconds": ("Time between two tokens of a sample.", _TOKEN_SECONDS),
     "request_time_per_output_token_seconds": (
-        "Mean time between the tokens of a request.",
-        (0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 1, 2, 4, 8),
+        "Mean time between the tokens of a sample.",
+        _TOKEN_SECONDS,
     ),
-    "e2e_request_latency_seconds": ("Time from a request's arrival to its end.", _LATENCY),
-    "queue_time_seconds": (
-        "Time that a request waited to be scheduled.",
-        (0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300, 1200, 3000),
+    "e2e_request_latency_seconds": (
+        "Time from a request's arrival to its end.",
+        (*_SECONDS, 600, 1200, 1800, 2400),
     ),
-}  # fmt: skip
+    "queue_time_seconds": ("Time that a request waited to be scheduled.", _QUEUE_SECONDS),
+}
 COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "prompt_tokens_total": ("Prompt tokens of finished requests.", ("is_streaming",)),
     "generation_tokens_total": ("Generated tokens of finished requests.", ("is_streaming",)),
@@ -90,9 +86,9 @@ class _Distribution:
     def buckets(self) -> list[tuple[str, float]]:
         running = 0
         rows: list[tuple[str, float]] = []
-        for bound, count in zip((*self.bounds, "+Inf"), self.counts, strict=True):
+        for bound, count in zip((*map(float, self.bounds), math.inf), self.counts, strict=True):
             running += count
-            rows.append((bound if isinstance(bound, str) else str(float(bound)), running))
+            rows.append(("+Inf" if math.isinf(bound) else str(bound), running))
         return rows
 
 
@@ -111,7 +107,7 @@ class Metrics:
         self.http_active = 0
         self.engine_up = False
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)  # type: ignore[arg-type]
+        self._registry.register(self)
         for name, (_, labels) in COUNTERS.items():
             if not labels:
                 self._counters[name][()] = 0

@@ -86,6 +86,7 @@ class Server:
     token_texts: TokenTexts
     children: dict[str, list[str]] = field(default_factory=dict)
     named_fields: set[str] = field(default_factory=set)
+    starting: bool = False
     draining: bool = False
     in_flight: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -115,6 +116,8 @@ class Server:
         """Why the server cannot be relied on now; None when it can."""
         if self.draining:
             return "the server is shutting down"
+        if self.starting:
+            return "the server is starting"
         status = self.client.status
         if status.state != "ready":
             return status.error or f"the engine is {status.state}"

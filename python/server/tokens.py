@@ -13,7 +13,6 @@ from trunkline.server.http import json_response, read_json
 from trunkline.server.openai.chat import render_chat
 from trunkline.server.state import Server, offload, server_of
 
-
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trunkline.engine.client import Stream, Update
@@ -93,7 +93,7 @@ class ChatReply:
         return chunk
 
 
-def _choice(index: int, delta: dict[str, object]) -> dict[str, object]:
+def _choice(index: int, delta: Mapping[str, object]) -> dict[str, object]:
     return {
         "index": index,
         "delta": delta,

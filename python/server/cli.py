@@ -1,0 +1,69 @@
+"""`engine-serve` and `python -m trunkline`."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import random
+import sys
+from collections.abc import Sequence
+
+from trunkline.engine.checkpoint import CheckpointError
+from trunkline.engine.client import EngineDied
+from trunkline.engine.validation import RequestError
+from trunkline.server import logs
+from trunkline.server.arguments import UsageError, parse_arguments, server_args_line
+from trunkline.server.config import ServerConfig
+
+USAGE_ERROR = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve as the command line says, until a signal.
+
+    Returns:
+        The exit code: 0 after a signal, 1 when the start failed, 2 for an unusable command line.
+    """
+    try:
+        config, warnings = parse_arguments(sys.argv[1:] if arguments is None else arguments)
+    except UsageError as error:
+        print(f"engine-serve: {error}\n(engine-serve --help lists the flags)", file=sys.stderr)
+        return USAGE_ERROR
+    config = with_random_seed(config)
+    logs.configure(config.engine.log_level, config.logs.log_level_http)
+    logger = logging.getLogger(__name__)
+    for warning in warnings:
+        logger.warning("%s", warning)
+    logger.info("%s", server_args_line(config))
+    from trunkline.server.serve import StartupError, run  # slow to import: not for --help
+
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(run(config))
+    except (StartupError, CheckpointError, EngineDied, RequestError) as error:
+        logger.error("engine-serve: %s", error)
+        return 1
+    return 0
+
+
+def with_random_seed(config: ServerConfig) -> ServerConfig:
+    """The same configuration with a random seed chosen if none was given."""
+    scheduler = config.engine.scheduler
+    if scheduler.random_seed is not None:
+        return config
+    scheduler = dataclasses.replace(scheduler, random_seed=random.getrandbits(30))
+    engine = dataclasses.replace(config.engine, scheduler=scheduler)
+    return dataclasses.replace(config, engine=engine)
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # not there on Windows
+        return None
+    return uvloop.Loop
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,268 @@
+"""The life of the server process: listen, load, warm up, serve, drain, exit.
+
+HTTP listens from the first moment and answers 503 until the model is loaded, so that probes see the
+truth. Knows Hypercorn, signals and the order of things; nothing of endpoints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Awaitable
+from typing import Final, TypeVar
+
+import hypercorn.asyncio
+import hypercorn.config
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from trunkline.engine.checkpoint import Checkpoint
+from trunkline.engine.client import Client
+from trunkline.engine.process import EngineProcess
+from trunkline.engine.weights import open_checkpoint
+from trunkline.server import logs
+from trunkline.server.app import create_app
+from trunkline.server.config import HttpOptions, ServerConfig
+from trunkline.server.http import error_response
+from trunkline.server.state import ServedModel, Server
+
+Value = TypeVar("Value")
+
+WARMUP_TEXT: Final = "The capital city of France is"
+WARMUP_TOKENS: Final = 8
+INTERRUPTED: Final = 130  # exit code of a process that a second Ctrl-C ended
+_HANGUP_S: Final = 1.0  # what is cut off at the end of the grace time has this long to say so
+_HEADER_BYTES: Final = 64 << 10
+
+
+class StartupError(Exception):
+    """The server cannot start; the message says why."""
+
+
+class Gate:
+    """The application, or 503 while there is none yet."""
+
+    def __init__(self) -> None:
+        self.app: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+        elif self.app is not None:
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            logs.access(scope, 503)
+            await error_response("the model is being loaded", 503)(scope, receive, send)
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        kind = (await receive())["type"]
+        await send({"type": f"{kind}.complete"})
+        if kind == "lifespan.shutdown":
+            return
+
+
+def bind(options: HttpOptions) -> socket.socket:
+    """Take the address, so that a busy port is an error before the model is loaded.
+
+    Raises:
+        StartupError: the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Accepted sockets inherit it: a small write never waits for the peer's acknowledgement.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        listener.bind((options.host, options.port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise StartupError(
+            f"cannot listen on {options.host} port {options.port}: {error}"
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+async def listen(
+    app: ASGIApp, listener: socket.socket, options: HttpOptions, stop: asyncio.Event
+) -> None:
+    """Serve HTTP on a bound socket, which is taken over, until `stop` is set."""
+    config = hypercorn.config.Config()
+    config.bind = [f"fd://{listener.detach()}"]
+    config.backlog = 2048
+    config.errorlog = logs.HYPERCORN
+    config.include_server_header = False
+    config.keep_alive_timeout = options.keep_alive_timeout_s
+    config.keep_alive_max_requests = 1 << 62
+    config.h11_max_incomplete_size = _HEADER_BYTES
+    await hypercorn.asyncio.serve(app, config, shutdown_trigger=stop.wait)  # type: ignore[arg-type]
+
+
+class Signals:
+    """SIGTERM and SIGINT ask to stop; a second SIGINT ends the process at once."""
+
+    def __init__(self, process: EngineProcess) -> None:
+        self.stopping = asyncio.Event()
+        self._process = process
+        self._interrupts = 0
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self.stopping.set)
+        loop.add_signal_handler(signal.SIGINT, self._interrupt)
+
+    def _interrupt(self) -> None:
+        self._interrupts += 1
+        if self._interrupts > 1:
+            if self._process.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._process.pid, signal.SIGKILL)
+            os._exit(INTERRUPTED)
+        self.stopping.set()
+
+    async def unless_stopped(self, work: Awaitable[Value]) -> Value | None:
+        """The result of `work`; None, and `work` cancelled, if a signal comes first."""
+        task = asyncio.ensure_future(work)
+        stopped = asyncio.create_task(self.stopping.wait())
+        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if task.done():
+            return task.result()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        return None
+
+
+async def run(config: ServerConfig) -> None:
+    """Serve until a signal asks to stop; nothing is left behind.
+
+    Raises:
+        StartupError: the address cannot be had.
+        CheckpointError: the model cannot be opened.
+        EngineDied: the engine could not start.
+        RequestError: the default sampling parameters are not valid.
+    """
+    listener = bind(config.http)
+    host, port = listener.getsockname()[:2]
+    gate, stop_http = Gate(), asyncio.Event()
+    http = asyncio.create_task(listen(gate, listener, config.http, stop_http))
+    logs.SERVER.info("INFO:     Started server process [%d]", os.getpid())
+    process = EngineProcess(config.engine)
+    client = Client(process)
+    signals = Signals(process)
+    await client.start()
+    try:
+        server = await signals.unless_stopped(_load(config, client, gate))
+        if server is not None:
+            where = f"[{host}]" if ":" in host else host
+            logs.SERVER.info(
+                "INFO:     Listening on http://%s:%d (Press CTRL+C to quit)", where, port
+            )
+            await signals.unless_stopped(_warm_up(server, host, port))
+        if server is not None and not signals.stopping.is_set():
+            server.starting = False
+            logs.SERVER.info("The server is fired up and ready to roll!")
+            await signals.stopping.wait()
+        if server is not None:
+            await _drain(server, client)
+    finally:
+        await client.close()
+        stop_http.set()
+        await http
+
+
+async def _load(config: ServerConfig, client: Client, gate: Gate) -> Server:
+    """Read what HTTP needs of the model while the engine loads, then open the gate."""
+    checkpoint, model = await asyncio.to_thread(_open, config)
+    await client.ready()
+    facts = client.status.facts
+    assert facts is not None, "a ready engine has facts"
+    options = config.engine.model
+    app = create_app(
+        client,
+        checkpoint.tokenizer,
+        checkpoint.chat_template,
+        config,
+        ServedModel(
+            name=options.served_model_name or options.model_path or checkpoint.source,
+            path=checkpoint.source,
+            tokenizer_path=options.tokenizer_path or checkpoint.source,
+            model_type=checkpoint.config.model_type,
+            architecture=checkpoint.config.architecture,
+            context_length=facts.context_length,
+            vocab_size=facts.vocab_size,
+        ),
+        model,
+    )
+    server: Server = app.state.server
+    server.starting = True
+    gate.app = app
+    return server
+
+
+def _open(config: ServerConfig) -> tuple[Checkpoint, dict[str, float | int]]:
+    """The checkpoint with its slow parts read, and its recommended sampling parameters."""
+    checkpoint = open_checkpoint(config.engine.model)
+    _ = checkpoint.tokenizer, checkpoint.chat_template
+    return checkpoint, checkpoint.generation.sampling
+
+
+async def _warm_up(server: Server, host: str, port: int) -> None:
+    """Send the server its first requests over HTTP, as a client would.
+
+    Raises:
+        StartupError: one of them failed.
+    """
+    if server.config.http.skip_server_warmup:
+        return
+    body = {
+        "text": WARMUP_TEXT,
+        "sampling_params": {"temperature": 0, "max_new_tokens": WARMUP_TOKENS},
+    }
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    for method, path, content in (
+        ("GET", "/model_info", b""),
+        ("POST", "/generate", json.dumps(body).encode()),
+    ):
+        status = await _request(server, (address, port), f"{method} {path}", content)
+        if status != 200:
+            raise StartupError(f"the warm-up request {method} {path} was answered with {status}")
+
+
+async def _request(server: Server, address: tuple[str, int], line: str, body: bytes) -> int:
+    """Send one HTTP request and return the status of its answer."""
+    reader, writer = await asyncio.open_connection(*address)
+    key = server.config.http.api_key
+    head = (
+        f"{line} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        + (f"Authorization: Bearer {key}\r\n" if key else "")
+    )
+    try:
+        writer.write(head.encode() + b"\r\n" + body)
+        status_line = await reader.readline()
+        await reader.read()
+    finally:
+        writer.close()
+    parts = status_line.split()
+    return int(parts[1]) if len(parts) > 1 else 0
+
+
+async def _drain(server: Server, client: Client) -> None:
+    """Refuse new work and let what is in flight end; what outlives the grace time is failed."""
+    server.draining = True
+    grace_s = server.config.http.shutdown_grace_s
+    logs.SERVER.info("Shutting down: %d requests in flight", server.in_flight)
+    try:
+        await asyncio.wait_for(server.idle.wait(), grace_s)
+    except TimeoutError:
+        logs.SERVER.warning(
+            "%d requests did not end within %g s and are cut off", server.in_flight, grace_s
+        )
+        await client.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(server.idle.wait(), _HANGUP_S)
