@@ -84,11 +84,12 @@ class EngineLoop:
             np.zeros(options.arena_bytes, dtype=np.uint8) for _ in range(self._depth + 1)
         )
         self._in_flight: deque[Bytes] = deque()
-        self._log = StepLog(core.stats, options.log_interval_steps, options.max_total_tokens)
+        log = self._log = StepLog(core.stats, options.log_interval_steps, options.max_total_tokens)
+        # They hold no reference to the loop: without a cycle, memory comes back when it ends.
         self._verbs: dict[str, Verb] = {
             "flush_cache": lambda _: {"flushed": core.flush_cache()},
-            "stats": lambda _: {**core.stats(), "gen_throughput": self._log.gen_throughput},
-            "check_integrity": self._check_integrity,
+            "stats": lambda _: {**core.stats(), "gen_throughput": log.gen_throughput},
+            "check_integrity": lambda _: _checked(core),
             **options.verbs,
         }
         self._failed_steps = 0
@@ -198,6 +199,7 @@ class EngineLoop:
             reply = messages.ControlReply(control.key, {}, f"{type(error).__name__}: {error}")
         self._send(message.client, msgspec.msgpack.encode([reply]))
 
-    def _check_integrity(self, _: Mapping[str, object]) -> dict[str, object]:
-        self._core.check_integrity()
-        return {}
+
+def _checked(core: Scheduler) -> dict[str, object]:
+    core.check_integrity()
+    return {}

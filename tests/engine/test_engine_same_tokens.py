@@ -1,6 +1,4 @@
-"""Same request, same tokens: alone, batched, chunked, from the cache, after retraction; and a pool
-so small that it evicts and retracts all the time.
-"""
+"""Same request, same tokens: alone, batched, chunked, from the cache, after retraction."""
 
 from __future__ import annotations
 
