@@ -38,6 +38,7 @@ from trunkline.engine.messages import EngineFacts, EngineStatus
 logger = logging.getLogger(__name__)
 
 STOP_GRACE_S: Final = 3.0  # a child whose lifeline has closed may finish its step for so long
+MAX_PARENT_CHARS: Final = 64  # of the 107 that a socket's path may have
 BACKOFF_S: Final = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 STABLE_S: Final = 60.0  # an engine that lived this long starts the back-off anew
 
@@ -119,7 +120,7 @@ class EngineProcess:
     async def open(self, deliver: Deliver, changed: Changed) -> None:
         """See `Channel`."""
         self._changed = changed
-        self._directory = Path(tempfile.mkdtemp(prefix="trunkline-"))
+        self._directory = Path(tempfile.mkdtemp(prefix="trunkline-", dir=_socket_parent()))
         self._heartbeat = Heartbeat(self._directory / "heartbeat")
         self._link = SocketLink(_socket_path(self._directory), 1, deliver)
         self._task = asyncio.create_task(self._supervise())
@@ -166,6 +167,14 @@ class EngineProcess:
         self._set_status("dead", error="the engine was shut down")
 
     async def _supervise(self) -> None:
+        try:
+            await self._live()
+        except Exception as error:
+            logger.exception("The supervision of the engine has failed")
+            self._set_status("dead", error=f"the engine cannot be supervised: {error}")
+
+    async def _live(self) -> None:
+        """Run one child after another until `close`, or until one could not start."""
         failures = 0
         while True:
             started_at = time.monotonic()
@@ -290,6 +299,11 @@ def _cause_of_death(code: int) -> str:
 
 def _nobody() -> None:
     """Stands in until a client has opened the channel."""
+
+
+def _socket_parent() -> str | None:
+    """Where the directory goes: a socket's path has to be short."""
+    return None if len(tempfile.gettempdir()) < MAX_PARENT_CHARS else "/tmp"
 
 
 def _socket_path(directory: Path) -> str:

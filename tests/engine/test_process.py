@@ -8,9 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 from tests.engine.test_client import request
 
 from trunkline.engine.client import Client, EngineDied
@@ -49,7 +52,10 @@ async def gone(pid: int, timeout_s: float = 10.0) -> None:
         await asyncio.sleep(0.02)
 
 
-def test_requests_and_controls_cross_the_process_boundary() -> None:
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_requests_and_controls_cross_the_process_boundary(
+    run: Callable[[Coroutine[Any, Any, None]], None],
+) -> None:
     async def main() -> None:
         process = engine_process("good")
         client = Client(process)
@@ -74,7 +80,7 @@ def test_requests_and_controls_cross_the_process_boundary() -> None:
         assert client.status.state == "dead"
 
     before = set(Path("/tmp").glob("trunkline-*"))
-    asyncio.run(main())
+    run(main())
     assert set(Path("/tmp").glob("trunkline-*")) <= before
 
 
