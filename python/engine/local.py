@@ -12,7 +12,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from trunkline.engine.channel import LocalHub
 from trunkline.engine.client import Client, EngineDied
@@ -23,6 +23,8 @@ from trunkline.engine.messages import EngineStatus
 logger = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
+
+END_GRACE_S: Final = 1.0
 
 
 class EngineHost:
@@ -119,14 +121,21 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
-        pending = asyncio.all_tasks(loop)
-        for task in pending:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+        loop.run_until_complete(_end_tasks())
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         asyncio.set_event_loop(None)
         loop.close()
+
+
+async def _end_tasks() -> None:
+    """Let callers see that the engine is gone; cancel what does not care."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    if tasks:
+        _, pending = await asyncio.wait(tasks, timeout=END_GRACE_S)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
 
 
 def _serve(loop: EngineLoop, hub: LocalHub) -> None:
