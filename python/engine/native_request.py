@@ -40,13 +40,12 @@ _SUPPORTED: Final = frozenset(
     ).split()
 )
 # Without return_logprob they say nothing, and are named as ignored unless they ask for nothing.
-_LOGPROB_FIELDS: Final = (
-    "logprob_start_len",
-    "top_logprobs_num",
-    "token_ids_logprob",
-    "return_text_in_logprobs",
-)
-_NO_LOGPROBS: Final[tuple[object, ...]] = (-1, 0, False, [])
+_LOGPROB_FIELDS: Final[Mapping[str, tuple[object, ...]]] = {
+    "logprob_start_len": (None, -1),
+    "top_logprobs_num": (None, 0),
+    "token_ids_logprob": (None, []),
+    "return_text_in_logprobs": (None, False),
+}
 # Known elsewhere, not served here: only null, or a value that changes nothing.
 _UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "input_embeds": (),
@@ -178,7 +177,7 @@ def parse_generate(
     known = _SUPPORTED | _UNSUPPORTED.keys() | BOOKKEEPING
     ignored = [key for key in body if key not in known]
     if not any(logprobs):
-        ignored += [key for key in _LOGPROB_FIELDS if body.get(key) not in (None, *_NO_LOGPROBS)]
+        ignored += [key for key, none in _LOGPROB_FIELDS.items() if body.get(key) not in none]
     return GenerateJob(
         rid=rid,
         requests=requests,

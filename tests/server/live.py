@@ -1,0 +1,115 @@
+"""A server on a free port, in a thread of the test process, over a fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import uvloop
+from tests.server.fake_engine import CONTEXT, VOCAB, ByteTokenizer, FakeEngine
+
+from trunkline.engine.chat_template import ChatTemplate, TemplateSource
+from trunkline.engine.client import Client
+from trunkline.server.app import create_app
+from trunkline.server.config import ServerConfig
+from trunkline.server.serve import bind, listen
+from trunkline.server.state import ServedModel, Server
+
+MODEL = "fake/model"
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message.content == 'refuse me' %}{{ raise_exception('roles must alternate') }}"
+    "{% endif %}"
+    "<{{ message.role }}>{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+class Live:
+    """A running server. `engine` may be changed between requests."""
+
+    def __init__(
+        self,
+        engine: FakeEngine | None = None,
+        config: ServerConfig | None = None,
+        model_sampling: dict[str, Any] | None = None,
+        template: str | None = TEMPLATE,
+    ) -> None:
+        self.engine = engine or FakeEngine()
+        config = config or ServerConfig()
+        self._config = replace(config, http=replace(config.http, port=0))
+        self._sampling = model_sampling or {}
+        source = None if template is None else TemplateSource({"default": template}, "test")
+        self._template = ChatTemplate(source, {})
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Live:
+        self._thread.start()
+        assert self._started.wait(10)
+        self.http = httpx.Client(base_url=self.url, timeout=20)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+        self.loop.call_soon_threadsafe(self.stop.set)
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def call(self, work: Callable[[], Any]) -> Any:
+        """Run `work` in the server's loop."""
+
+        async def wrapped() -> Any:
+            return work()
+
+        return asyncio.run_coroutine_threadsafe(wrapped(), self.loop).result(10)
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        return self.http.post(path, json=body, **options)
+
+    def generate(self, **body: Any) -> httpx.Response:
+        return self.post("/generate", body)
+
+    def chat(self, content: Any = "hi", **fields: Any) -> httpx.Response:
+        body = {"messages": [{"role": "user", "content": content}], **fields}
+        return self.post("/v1/chat/completions", body)
+
+    def completion(self, prompt: Any = "hi", **fields: Any) -> httpx.Response:
+        return self.post("/v1/completions", {"prompt": prompt, **fields})
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.stop = asyncio.Event()
+        client = Client(self.engine)
+        await client.start()
+        model = ServedModel(
+            name=MODEL,
+            path=MODEL,
+            tokenizer_path=MODEL,
+            model_type="llama",
+            architecture="LlamaForCausalLM",
+            context_length=CONTEXT,
+            vocab_size=VOCAB,
+        )
+        app = create_app(
+            client, ByteTokenizer(), self._template, self._config, model, self._sampling
+        )
+        self.server: Server = app.state.server
+        listener = bind(self._config.http)
+        self.port = listener.getsockname()[1]
+        serving = asyncio.create_task(listen(app, listener, self._config.http, self.stop))
+        self.loop.call_soon(self._started.set)
+        await serving
+        await client.close()
