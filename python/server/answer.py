@@ -18,6 +18,7 @@ from trunkline.engine.validation import RequestError
 from trunkline.server.errors import FAILURES, describe
 from trunkline.server.http import DONE, event_frames, json_response
 from trunkline.server.meter import Meter
+from trunkline.server.request_log import RequestLog
 from trunkline.server.state import Server
 
 IGNORED_HEADER: Final = "x-ignored-fields"
@@ -72,6 +73,8 @@ class Generation:
         server.begin()
         if len(job.requests) > 1:
             server.children[job.rid] = [request.rid for request in job.requests]
+        log = RequestLog(server)
+        log.received(job.requests)
         streams = [server.client.submit(request) for request in job.requests]
         meter = Meter(server.metrics, streams, job.stream)
         respond = self._send_events if job.stream else self._send_whole
@@ -87,6 +90,7 @@ class Generation:
             for stream in streams:
                 stream.abort()
             meter.close()
+            log.finished(streams)
             server.children.pop(job.rid, None)
             server.end()
 

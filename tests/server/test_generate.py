@@ -1,4 +1,5 @@
 import time
+from itertools import pairwise
 
 import pytest
 from tests.server.fake_engine import EOS, FakeEngine
@@ -100,7 +101,7 @@ def test_streams_are_cumulative(live: Live):
     whole = live.generate(text="x").json()
     assert chunks[-1]["text"] == whole["text"]
     assert chunks[-1]["output_ids"] == whole["output_ids"]
-    assert all(later["text"].startswith(one["text"]) for one, later in zip(chunks, chunks[1:]))
+    assert all(later["text"].startswith(one["text"]) for one, later in pairwise(chunks))
     assert all(list(chunk["meta_info"]) == META_KEYS for chunk in chunks)
     reasons = [chunk["meta_info"]["finish_reason"] for chunk in chunks]
     assert reasons == [None] * (len(chunks) - 1) + [{"type": "stop", "matched": EOS}]

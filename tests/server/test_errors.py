@@ -1,0 +1,262 @@
+"""What is wrong is a 4xx with a JSON body, the same for streams, and harms nobody else."""
+
+import json
+import socket
+import time
+from typing import Any
+
+import pytest
+from tests.server.fake_engine import FakeEngine
+from tests.server.live import Live
+from tests.server.sse import events
+
+from trunkline.engine.messages import Refused
+
+GENERATE, CHAT, COMPLETION = "/generate", "/v1/chat/completions", "/v1/completions"
+BASE: dict[str, dict[str, Any]] = {
+    GENERATE: {"text": "hi"},
+    CHAT: {"messages": [{"role": "user", "content": "hi"}]},
+    COMPLETION: {"prompt": "hi"},
+}
+PNG = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+TEXT = {"type": "text", "text": "what is this?"}
+
+
+def messages(*pairs: tuple[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": content} for role, content in pairs]}
+
+
+BAD_FIELDS = [
+    (GENERATE, {"sampling_params": {"temperature": -1}}, "temperature", "non-negative finite"),
+    (GENERATE, {"sampling_params": {"banana": 1}}, "banana", "unknown sampling parameter"),
+    (GENERATE, {"sampling_params": {"n": 10**12}}, "n", "[1, 128]"),
+    (GENERATE, {"sampling_params": {"regex": "(["}}, "regex", "not supported"),
+    (GENERATE, {"sampling_params": {"json_schema": "{}"}}, "json_schema", "not supported"),
+    (GENERATE, {"text": ["a", ""]}, "text[1]", "text[1] is empty"),
+    (GENERATE, {"text": "x" * 600}, "text", "longer than the model's context length of 512"),
+    (GENERATE, {"rid": "x" * 10_000}, "rid", "1 to 256"),
+    (CHAT, {"temperature": "0.7"}, "temperature", "non-negative finite"),
+    (CHAT, {"top_p": 2}, "top_p", "(0, 1]"),
+    (CHAT, {"seed": 2**63}, "seed", "64-bit integer"),
+    (CHAT, {"seed": "a"}, "seed", "64-bit integer"),
+    (CHAT, {"top_k": -2}, "top_k", "-1 (disable)"),
+    (CHAT, {"repetition_penalty": 0}, "repetition_penalty", "(0, 2]"),
+    (CHAT, {"logit_bias": {"99999999": 5}}, "logit_bias", "[0, 300)"),
+    (CHAT, {"logit_bias": {"-1": 5}}, "logit_bias", "[0, 300)"),
+    (CHAT, {"logit_bias": {"abc": 1}}, "logit_bias", "[0, 300)"),
+    (CHAT, {"logit_bias": {"5": 1e9}}, "logit_bias", "[-100, 100]"),
+    (CHAT, {"stop": ""}, "stop", "1 to 1024 characters"),
+    (CHAT, {"stop": [""]}, "stop", "1 to 1024 characters"),
+    (CHAT, {"stop": ["x", ""]}, "stop", "1 to 1024 characters"),
+    (CHAT, {"stop": ["x"] * 500_000}, "stop", "at most 32 strings"),
+    (CHAT, {"n": 100_000}, "n", "[1, 128]"),
+    (CHAT, {"max_tokens": -1}, "max_tokens", "max_tokens must be"),
+    (CHAT, {"max_completion_tokens": "9"}, "max_completion_tokens", "max_completion_tokens must"),
+    (CHAT, {"min_tokens": 9, "max_tokens": 5}, "min_tokens", "[0, max_tokens(5)], got 9"),
+    (CHAT, {"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+    (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "[0, 20]"),
+    (CHAT, {"logprobs": 5}, "logprobs", "Expected `bool | null`"),
+    (CHAT, {"messages": []}, "messages", "1 to 16384 entries, got 0"),
+    (CHAT, {"messages": "hi"}, "messages", "Expected `array`"),
+    (CHAT, messages(("bot", "hi")), "messages[0].role", "must be one of"),
+    (CHAT, messages(("user", None)), "messages[0].content", "got null"),
+    (CHAT, messages(("user", 5)), "messages[0].content", "got 5"),
+    (CHAT, messages(("user", [TEXT, PNG])), "messages[0].content[1]", "'image_url'"),
+    (CHAT, messages(("user", [PNG])), "messages[0].content[0]", "'image_url'"),
+    (CHAT, messages(("user", [{"type": "input_audio"}])), "messages[0].content[0]", "input_audio"),
+    (CHAT, messages(("user", [{"type": "foo"}])), "messages[0].content[0]", "'foo'"),
+    (CHAT, messages(("user", ["text"])), "messages[0].content[0]", "None"),
+    (CHAT, messages(("user", "refuse me")), "messages", "roles must alternate"),
+    (CHAT, {"response_format": {"type": "json_schema"}}, "response_format", "not supported"),
+    (CHAT, {"response_format": {"type": "banana"}}, "response_format", "not supported"),
+    (CHAT, {"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+    (CHAT, {"regex": "a"}, "regex", "not supported"),
+    (CHAT, {"tools": [{"type": "function"}]}, "tools", "not supported"),
+    (CHAT, {"tool_choice": "required"}, "tool_choice", "not supported"),
+    (CHAT, {"structured_outputs": {"json": {}}}, "structured_outputs", "not supported"),
+    (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
+    (CHAT, {"model": 5}, "model", "must be a string"),
+    (CHAT, {"priority": 3}, "priority", "--schedule-policy priority"),
+    (COMPLETION, {"prompt": ""}, "prompt", "prompt is empty"),
+    (COMPLETION, {"prompt": [""]}, "prompt[0]", "prompt[0] is empty"),
+    (COMPLETION, {"prompt": []}, "prompt", "prompt is empty"),
+    (COMPLETION, {"prompt": ["a", ""]}, "prompt[1]", "prompt[1] is empty"),
+    (COMPLETION, {"prompt": [0, 99_999_999]}, "prompt", "[0, 300), got 99999999"),
+    (COMPLETION, {"prompt": [-1]}, "prompt", "got -1"),
+    (COMPLETION, {"prompt": [1.5]}, "prompt", "got 1.5"),
+    (COMPLETION, {"prompt": [True]}, "prompt", "got True"),
+    (COMPLETION, {"prompt": [2**63]}, "prompt", "got 9223372036854775808"),
+    (COMPLETION, {"prompt": ["a", 5]}, "prompt[1]", "must be a string"),
+    (COMPLETION, {"prompt": 5}, "prompt", "must be a string, a list"),
+    (COMPLETION, {"prompt": None}, "prompt", "must be a string, a list"),
+    (COMPLETION, {"prompt": ["a"] * 3000}, "prompt", "at most 2048 rows"),
+    (COMPLETION, {"prompt": ["a"] * 100, "n": 100}, "prompt", "in all"),
+    (COMPLETION, {"max_tokens": -1}, "max_tokens", "max_tokens must be"),
+    (COMPLETION, {"suffix": "x"}, "suffix", "not supported"),
+    (COMPLETION, {"best_of": 3}, "best_of", "not supported"),
+    (COMPLETION, {"logprobs": 50}, "logprobs", "[0, 20]"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "param", "words"), BAD_FIELDS)
+def test_a_bad_field_is_named_with_and_without_stream(
+    live: Live, path: str, fields: dict[str, Any], param: str, words: str
+):
+    bodies = []
+    for stream in (False, True):
+        response = live.post(path, {**BASE[path], **fields, "stream": stream})
+        assert response.status_code == 400
+        assert response.headers["content-type"] == "application/json"
+        bodies.append(response.json())
+    assert bodies[0] == bodies[1]
+    body = bodies[0]
+    assert body["error"]["param"] == body["param"] == param
+    assert words in body["error"]["message"]
+    assert body["error"]["type"] == "invalid_request_error"
+    assert (body["object"], body["message"]) == ("error", body["error"]["message"])
+    assert body["code"] == 400
+    assert len(body["message"]) < 500
+
+
+RAW = [
+    (b'{"text": "hi", "sampling_params": {"temperature": NaN}}', "sampling_params.temperature"),
+    (b'{"text": "hi", "sampling_params": {"top_p": Infinity}}', "sampling_params.top_p"),
+    (b'{"text": "hi", "sampling_params": {"logit_bias": {"5": -Infinity}}}', "logit_bias.5"),
+    (b'{"text": "hi", "sampling_params": {"seed": 18446744073709551616}}', "64-bit integer"),
+    (b'{"text": "hi", "sampling_params": {"temperature": 1e999}}', "not valid JSON"),
+    (b"{:", "not valid JSON"),
+    (b"", "not valid JSON"),
+    (b"NaN", "the body must be a finite number"),
+    (b"[" * 100_000, "not valid JSON"),
+    (b"[" * 100_000 + b"NaN", "not valid JSON"),
+    ('{"text": "你好"}'.encode("gbk"), "not valid JSON"),
+    (b'{"text": "\\ud800"}', "not valid JSON"),
+    (b"[]", "the body must be a JSON object, got []."),
+    (b"null", "the body must be a JSON object, got None."),
+]
+
+
+@pytest.mark.parametrize(("raw", "words"), RAW)
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions"])
+def test_raw_bodies(live: Live, path: str, raw: bytes, words: str):
+    began = time.monotonic()
+    headers = {"content-type": "application/json"}
+    response = live.http.post(path, content=raw, headers=headers)
+    assert response.status_code == 400
+    json.loads(response.content, parse_constant=lambda name: pytest.fail(name))
+    if path == "/generate":
+        assert words in response.json()["error"]["message"]
+    assert time.monotonic() - began < 1
+    assert live.generate(text="x").status_code == 200
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+@pytest.mark.parametrize("path", [GENERATE, CHAT, COMPLETION, "/tokenize"])
+def test_the_content_type_must_be_json(live: Live, path: str, kind: str | None):
+    headers = {} if kind is None else {"content-type": kind}
+    response = live.http.post(path, content=b'{"text": "x"}', headers=headers)
+    assert response.status_code == 400
+    assert "Content-Type must be application/json" in response.json()["error"]["message"]
+
+
+def test_a_charset_may_be_given(live: Live):
+    headers = {"content-type": "application/json; charset=utf-8"}
+    assert live.http.post("/generate", content=b'{"text":"x"}', headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("path", [GENERATE, "/nope", "/health"])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_huge_body_is_cut_off(live: Live, path: str, chunked: bool):
+    """Declared or not, and where nothing reads it; the connection is not left hanging."""
+    address = ("127.0.0.1", live.port)
+    with socket.create_connection(address, timeout=10) as connection:
+        length = "Transfer-Encoding: chunked" if chunked else "Content-Length: 200000000"
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{length}\r\n\r\n"
+        )
+        connection.sendall(head.encode())
+        block = b"x" * 65536
+        piece = b"%x\r\n%s\r\n" % (len(block), block) if chunked else block
+        try:
+            for _ in range(1024):
+                connection.sendall(piece)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the server has answered and hung up
+        try:
+            answer = connection.recv(1 << 16)
+        except ConnectionResetError:
+            answer = b""
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 4"), answer[:100]
+    assert live.generate(text="x").status_code == 200
+
+
+def test_too_long_a_body_is_413(live: Live):
+    response = live.post("/generate", {"text": "x" * (33 << 20)})
+    assert response.status_code == 413
+    assert "--max-body-bytes" in response.json()["error"]["message"]
+
+
+def test_unknown_paths_and_methods(live: Live):
+    assert live.http.get("/nope").json()["error"]["message"] == "there is no /nope"
+    response = live.http.get("/generate")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST, PUT")
+    assert live.http.get("/v1/models/org%2Fother").status_code == 404
+
+
+@pytest.mark.parametrize("path", [GENERATE, CHAT, COMPLETION])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refusal_has_its_status_before_any_stream(path: str, stream: bool):
+    with Live() as live:
+        live.engine.refuse = Refused(0, 503, "queue_full", "The request queue is full.", None)
+        response = live.post(path, {**BASE[path], "stream": stream})
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "1"
+        assert response.json()["error"] == {
+            "message": "The request queue is full.",
+            "type": "server_error",
+            "param": None,
+            "code": "queue_full",
+        }
+
+
+@pytest.mark.parametrize("path", [GENERATE, CHAT, COMPLETION])
+def test_a_failed_row_is_an_error(path: str):
+    with Live(FakeEngine(fail_after=3, delay_s=0.005)) as live:
+        response = live.post(path, BASE[path])
+        assert response.status_code == 500
+        assert response.json()["error"]["message"] == "logits are not finite"
+        payloads = events(live.post(path, {**BASE[path], "stream": True}), done=False)
+        assert payloads[-1]["error"]["message"] == "logits are not finite"
+        assert payloads[-1]["code"] == 500
+        assert "error" not in payloads[0]
+
+
+@pytest.mark.parametrize("path", [GENERATE, CHAT, COMPLETION])
+def test_the_engine_dies(path: str):
+    with Live(FakeEngine(delay_s=0.02)) as live:
+        with live.http.stream("POST", path, json={**BASE[path], "stream": True}) as response:
+            chunks = response.iter_text()
+            next(chunks)
+            live.call(live.engine.kill)
+            rest = "".join(chunks)
+        assert '"error"' in rest
+        assert "killed by SIGKILL" in rest
+        assert "[DONE]" not in rest
+        for stream in (False, True):
+            response = live.post(path, {**BASE[path], "stream": stream})
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] == "engine_unavailable"
+        assert live.http.get("/health").status_code == 503
+        live.call(lambda: live.engine.set_status("ready"))
+        assert live.post(path, BASE[path]).status_code == 200
+
+
+def test_the_same_rid_twice_in_flight():
+    with Live(FakeEngine(hold=True)) as live:
+        with live.http.stream("POST", "/generate", json={"text": "x", "rid": "a", "stream": True}):
+            response = live.generate(text="y", rid="a")
+            assert response.status_code == 400
+            assert "Duplicate request ID detected" in response.json()["error"]["message"]
+            assert live.post("/abort_request", {"rid": "a"}).status_code == 200
+        live.engine.hold = False
+        assert live.generate(text="y", rid="a").status_code == 200
