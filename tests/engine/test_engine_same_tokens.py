@@ -27,7 +27,6 @@ def cases(count: int, seed: int, max_prompt: int, max_new: int) -> list[Case]:
             prompt[:shared] = common[:shared]
         sampling = {
             "max_new_tokens": rng.randint(1, max_new),
-            "ignore_eos": True,
             "sampling_seed": rng.randrange(2**63),
             "temperature": 0.0 if index % 3 == 1 else rng.uniform(0.5, 1.5),
             "top_p": rng.choice([1.0, 0.9]),
@@ -100,16 +99,26 @@ def test_after_retraction(tiny_model: str, requests: list[Case], alone: list[Any
         assert sum(output["meta_info"]["num_retractions"] for output in outputs) > 0
 
 
+@pytest.fixture(scope="module")
+def many() -> list[Case]:
+    return cases(200, seed=2, max_prompt=60, max_new=30)
+
+
+@pytest.fixture(scope="module")
+def many_alone(tiny_model: str, many: list[Case]) -> list[Any]:
+    with Engine(tiny_model, max_total_tokens=8192, **SETTINGS) as engine:
+        return run_alone(engine, many)
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "lpm"])
-def test_a_tiny_pool_with_aborts_loses_nothing(tiny_model: str, policy: str) -> None:
-    requests = cases(200, seed=2, max_prompt=60, max_new=30)
+def test_a_tiny_pool_with_aborts_loses_nothing(
+    tiny_model: str, policy: str, many: list[Case], many_alone: list[Any]
+) -> None:
     rng = random.Random(3)
     aborted = {rng.randrange(200) for _ in range(40)}
     settings = SETTINGS | {"schedule_policy": policy, "schedule_conservativeness": 0.01}
-    with Engine(tiny_model, max_total_tokens=8192, **SETTINGS) as engine:
-        solo = run_alone(engine, requests)
     with Engine(tiny_model, max_total_tokens=320, **settings) as engine:
-        outputs = asyncio.run(_torture(engine, requests, aborted))
+        outputs = asyncio.run(_torture(engine, many, aborted))
         stats: Any = engine.server_info()["stats"]
         assert (stats["num_running"], stats["num_waiting"]) == (0, 0)
         ended = sum(stats[f"{how}_sequences_total"] for how in ("finished", "aborted", "failed"))
@@ -121,7 +130,7 @@ def test_a_tiny_pool_with_aborts_loses_nothing(tiny_model: str, policy: str) -> 
         assert engine.flush_cache()
         stats = engine.server_info()["stats"]
         assert stats["free_tokens"] == stats["total_tokens"] == 320
-    for index, (output, alone) in enumerate(zip(outputs, solo, strict=True)):
+    for index, (output, alone) in enumerate(zip(outputs, many_alone, strict=True)):
         if output["meta_info"]["finish_reason"]["type"] == "abort":
             assert index in aborted
             assert output["output_ids"] == alone["output_ids"][: len(output["output_ids"])]
