@@ -18,12 +18,12 @@ from trunkline.engine.models.config import DecoderConfig
 GIB: Final = 1 << 30
 # Without --mem-fraction-static a CPU engine takes this share of what is free, and at most so much.
 HOST_MEMORY_SHARE: Final = 0.4
-HOST_POOL_LIMIT_BYTES: Final = 8 * GIB
+HOST_POOL_LIMIT_BYTES: Final = 4 * GIB
 DEVICE_MEMORY_SHARE: Final = 0.88
 HOST_MAX_RUNNING: Final = 256
 DEVICE_MAX_RUNNING: Final = 4096
 # The step budget that is derived from measured times stays in these bounds.
-MIN_BUDGET_TOKENS: Final = 32
+MIN_BUDGET_TOKENS: Final = 128
 MAX_BUDGET_TOKENS: Final = 8192
 
 

@@ -68,7 +68,7 @@ def test_context_lengths_beyond_the_model_are_refused() -> None:
 @pytest.mark.parametrize(
     ("times", "target_s", "expected"),
     [
-        ([(16, 0.1)], 0.2, 32),  # one point: no fixed cost is known
+        ([(256, 0.1)], 0.2, 512),  # one point: no fixed cost is known
         ([(64, 0.05), (256, 0.1)], 0.2, 640),  # 0.0333 s fixed, 0.26 ms a token
         ([(64, 1.0), (256, 4.0)], 0.2, resources.MIN_BUDGET_TOKENS),
         ([(256, 0.001), (1024, 0.001)], 0.2, resources.MAX_BUDGET_TOKENS),
