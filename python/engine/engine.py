@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,8 @@ from trunkline.engine.outputs import OutputOptions, generate_output
 from trunkline.engine.tokenizer import Tokenizer
 from trunkline.engine.validation import Limits
 from trunkline.engine.weights import open_checkpoint
+
+logger = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 Output = dict[str, Any]
@@ -65,7 +68,8 @@ class Engine:
 
         Args:
             model_path: Hugging Face directory, hub id or `.gguf` file; None: the embedded default.
-            settings: any engine setting by its flat name (`max_total_tokens=4096`).
+            settings: any engine setting by its flat name (`max_total_tokens=4096`). The engine logs
+                below the logger "trunkline"; `log_level`, if given, is set there.
 
         Raises:
             TypeError: a setting does not exist.
@@ -73,6 +77,10 @@ class Engine:
             CheckpointError: the model cannot be loaded.
         """
         config = launch.engine_config({"model_path": model_path, **settings})
+        if "log_level" in settings:
+            logging.getLogger("trunkline").setLevel(config.log_level.upper())
+        shown = ", ".join(f"{name}={value!r}" for name, value in launch.flat(config).items())
+        logger.info("server_args=ServerArgs(%s)", shown)
         checkpoint = open_checkpoint(config.model)
         launched = launch.build(config, checkpoint)
         facts = launched.facts

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 import numpy as np
 import torch
-from trunkline.engine.runner import Runner, RunnerOptions, resolve_dtype
 
 from trunkline._core import Core
 from trunkline.engine import resources
@@ -28,6 +27,7 @@ from trunkline.engine.loop import EngineLoop, LoopOptions
 from trunkline.engine.messages import EngineFacts, SamplingParams, Submit
 from trunkline.engine.plan import Plan
 from trunkline.engine.resources import SettingError
+from trunkline.engine.runner import Runner, RunnerOptions, resolve_dtype
 from trunkline.engine.weights import open_checkpoint
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ Group = TypeVar("Group", bound="DataclassInstance")
 # Step widths that are timed; no wider one is tried once a step takes longer than the target.
 MEASURED_WIDTHS: Final = (16, 64, 256, 1024)
 MEASURED_RUNS: Final = 3  # the best counts: what else runs on the machine only slows steps down
-MEASURE_LIMIT_S: Final = 3.0
+MEASURE_LIMIT_S: Final = 3.0  # no further width is tried after that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,20 +100,18 @@ def build(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Launche
     """
     started_at = time.monotonic()
     checkpoint = checkpoint or open_checkpoint(config.model)
-    logger.info(
-        "server_args=ServerArgs(%s)", ", ".join(f"{k}={v!r}" for k, v in flat(config).items())
-    )
     sizes = _sizes(config, checkpoint)
     runner = Runner(checkpoint, sizes.runner)
+    _step_time(runner, sizes, _widths(sizes)[0])  # backends prepare much in their first step
     budget = config.scheduler.max_prefill_tokens or _measured_budget(runner, sizes, config)
     core_config = _core_config(config, checkpoint, sizes, budget)
     facts = _facts(config, checkpoint, core_config, runner)
     facts = msgspec.structs.replace(facts, startup_s=time.monotonic() - started_at)
     logger.info(
-        "max_total_num_tokens=%d, chunked_prefill_size=%s, max_prefill_tokens=%d, "
+        "max_total_num_tokens=%d, chunked_prefill_size=%d, max_prefill_tokens=%d, "
         "max_running_requests=%d, context_len=%d, available_%s_mem=%.2f GB",
         facts.max_total_tokens,
-        facts.chunked_prefill_size,
+        facts.chunked_prefill_size or facts.max_batch_tokens,
         facts.max_batch_tokens,
         facts.max_running_requests,
         facts.context_length,
@@ -248,17 +246,15 @@ def _measured_budget(runner: Runner, sizes: _Sizes, config: EngineConfig) -> int
     target_s = config.scheduler.target_step_ms / 1000
     times: list[tuple[int, float]] = []
     give_up_at = time.monotonic() + MEASURE_LIMIT_S
-    for width in MEASURED_WIDTHS:
-        if width > min(sizes.pool_tokens, sizes.runner.max_context_len - 1):
-            break
-        best = _step_time(runner, sizes, width)  # the first run also warms up
+    for width in _widths(sizes):
+        best = _step_time(runner, sizes, width)
         for _ in range(MEASURED_RUNS - 1):
             if time.monotonic() < give_up_at:
                 best = min(best, _step_time(runner, sizes, width))
         times.append((width, best))
         if best > target_s or time.monotonic() > give_up_at:
             break
-    budget = resources.step_budget(times, target_s) if times else resources.MIN_BUDGET_TOKENS
+    budget = resources.step_budget(times, target_s)
     logger.info(
         "Step times: %s; budget for %.0f ms: %d tokens",
         ", ".join(f"{width} tokens {1000 * elapsed:.1f} ms" for width, elapsed in times),
@@ -266,6 +262,12 @@ def _measured_budget(runner: Runner, sizes: _Sizes, config: EngineConfig) -> int
         budget,
     )
     return budget
+
+
+def _widths(sizes: _Sizes) -> list[int]:
+    """Widths of steps that pool and context have room for."""
+    most = min(sizes.pool_tokens, sizes.runner.max_context_len - 1)
+    return [width for width in MEASURED_WIDTHS if width <= most] or [most]
 
 
 def _step_time(runner: Runner, sizes: _Sizes, width: int) -> float:

@@ -180,6 +180,20 @@ def test_aborts_end_requests_with_what_they_have(engine: Engine) -> None:
     assert list(stream)[-1]["meta_info"]["finish_reason"]["type"] == "abort"
 
 
+def test_no_new_tokens_and_one(engine: Engine) -> None:
+    for count in (0, 1):
+        params = {**GREEDY, "max_new_tokens": count}
+        output = engine.generate("The quick", params)
+        streamed = list(engine.generate("The quick", params, stream=True))[-1]
+        for one in (output, streamed):
+            assert len(one["output_ids"]) == one["meta_info"]["completion_tokens"] == count
+            assert one["meta_info"]["finish_reason"] == {"type": "length", "length": count}
+    scored = engine.generate(
+        "The quick", {"max_new_tokens": 0}, return_logprob=True, logprob_start_len=0
+    )["meta_info"]
+    assert len(scored["input_token_logprobs"]) == scored["prompt_tokens"]
+
+
 def test_cached_tokens_and_flush(engine: Engine) -> None:
     ids = list(range(10, 60))
     assert engine.flush_cache()

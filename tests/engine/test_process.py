@@ -16,8 +16,10 @@ import pytest
 import uvloop
 from tests.engine.test_client import request
 
+from trunkline import Engine
 from trunkline.engine.client import Client, EngineDied
 from trunkline.engine.config import EngineConfig, ModelOptions, SchedulerOptions
+from trunkline.engine.launch import engine_config
 from trunkline.engine.process import EngineProcess
 
 ROOT = Path(__file__).parents[2]
@@ -176,6 +178,42 @@ def test_drain_waits_for_requests_and_then_aborts_them() -> None:
         await long.finished()
         assert long.samples[0].finished is not None
         assert long.samples[0].finished.reason == "abort"
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_a_real_model_in_a_child_gives_the_tokens_of_an_embedded_engine(tiny_model: str) -> None:
+    settings = {"max_total_tokens": 1024, "max_prefill_tokens": 64}
+    config = engine_config({"model_path": tiny_model, **settings})
+    prompt = list(range(10, 40))
+
+    async def main() -> list[int]:
+        client = Client(EngineProcess(config))
+        await client.start()
+        await client.ready()
+        assert client.status.facts is not None
+        assert client.status.facts.max_total_tokens == 1024
+        stream = client.submit(request(prompt=prompt, tokens=12))
+        await stream.finished()
+        assert await client.control("flush_cache") == {"flushed": True}
+        await client.close()
+        return stream.samples[0].output_ids
+
+    with Engine(tiny_model, **settings) as engine:
+        sampling = {"max_new_tokens": 12, "sampling_seed": 0}
+        output = engine.generate(input_ids=prompt, sampling_params=sampling)
+    assert asyncio.run(main()) == output["output_ids"]
+
+
+def test_a_model_that_is_not_there_ends_the_start(tmp_path: Path) -> None:
+    async def main() -> None:
+        process = EngineProcess(engine_config({"model_path": str(tmp_path / "nothing")}))
+        client = Client(process)
+        await client.start()
+        with pytest.raises(EngineDied, match="nothing"):
+            await client.ready()
+        assert process.exit_code == 1
         await client.close()
 
     asyncio.run(main())
