@@ -59,6 +59,7 @@ ENGINE_GAUGES: Final[Mapping[str, str]] = {
     "kv_evictable_tokens": "KV pool tokens cached and not in use.",
     "max_total_num_tokens": "Size of the KV pool in tokens.",
     "max_running_requests": "Most sequences in a step.",
+    "new_token_ratio": "Share of the allowed new tokens that admission reckons with.",
     "context_len": "Longest sequence in tokens.",
 }
 ENGINE_COUNTERS: Final[Mapping[str, str]] = {

@@ -26,6 +26,20 @@ HEARTBEAT_LIMIT_S = 60.0
 # Work on fewer characters than this costs less than handing it to a thread.
 _INLINE_CHARS = 4096
 _MAX_NAMED_FIELDS = 256
+# Metric -> its name in the engine's `stats`.
+_STATS = {
+    "num_running_reqs": "num_running",
+    "num_queue_reqs": "num_waiting",
+    "num_used_tokens": "used_tokens",
+    "kv_available_tokens": "free_tokens",
+    "kv_evictable_tokens": "evictable_tokens",
+    "max_total_num_tokens": "total_tokens",
+    "max_running_requests": "max_running",
+    "gen_throughput": "gen_throughput",
+    "new_token_ratio": "new_token_ratio",
+    "num_retracted_requests_total": "retracted_requests_total",
+    "evicted_tokens_total": "evicted_tokens_total",
+}
 
 
 class Tokenizer(TextEncoder, Protocol):
@@ -164,29 +178,16 @@ def stuck(status: EngineStatus) -> str | None:
     return None
 
 
-def engine_figures(stats: dict[str, object], status: EngineStatus) -> dict[str, float]:
-    """The engine's figures by their metric names (`metrics.ENGINE_GAUGES`)."""
-    numbers = {
-        name: float(value) for name, value in stats.items() if isinstance(value, int | float)
-    }
-    capacity = float(status.facts.max_total_tokens) if status.facts else 0.0
-    used = numbers.get("used_tokens", 0.0)
-    figures = {
-        "num_running_reqs": numbers.get("running", 0.0),
-        "num_queue_reqs": numbers.get("queued", 0.0),
-        "num_used_tokens": used,
-        "token_usage": used / capacity if capacity else 0.0,
-        "gen_throughput": numbers.get("gen_throughput", 0.0),
-        "cache_hit_rate": _hit_rate(numbers),
-        "max_total_num_tokens": capacity,
-    }
+def engine_figures(stats: Mapping[str, object], status: EngineStatus) -> dict[str, float]:
+    """The engine's figures by their metric names (`metrics.ENGINE_GAUGES` and `ENGINE_COUNTERS`)."""
+    numbers = {name: float(one) for name, one in stats.items() if isinstance(one, int | float)}
+    figures = {metric: numbers[name] for metric, name in _STATS.items() if name in numbers}
+    cached, computed = numbers["cached_tokens_total"], numbers["prompt_tokens_total"]
+    figures["cache_hit_rate"] = cached / (cached + computed) if cached + computed else 0.0
+    figures["token_usage"] = numbers["used_tokens"] / max(numbers["total_tokens"], 1.0)
+    if status.facts is not None:
+        figures["context_len"] = float(status.facts.context_length)
     return figures
-
-
-def _hit_rate(numbers: dict[str, float]) -> float:
-    cached = numbers.get("cached_tokens_total", 0.0)
-    total = cached + numbers.get("prompt_tokens_computed_total", 0.0)
-    return cached / total if total else 0.0
 
 
 def server_of(request: Request) -> Server:

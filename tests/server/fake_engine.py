@@ -145,11 +145,13 @@ class FakeEngine:
         replies: dict[str, dict[str, object]] = {
             "flush_cache": {"flushed": not self._live},
             "stats": {
-                "running": len(self.running),
-                "queued": len(self._live) - len(self.running),
+                "num_running": len(self.running),
+                "num_waiting": len(self._live) - len(self.running),
                 "used_tokens": sum(len(one.prompt) for one in self._live.values()),
+                "total_tokens": 4096,
                 "cached_tokens_total": 10,
-                "prompt_tokens_computed_total": 30,
+                "prompt_tokens_total": 30,
+                "retracted_requests_total": 2,
             },
         }
         self._emit(messages.ControlReply(control.key, replies[control.verb]))

@@ -199,7 +199,8 @@ def test_too_long_a_body_is_413(live: Live):
 def test_unknown_paths_and_methods(live: Live):
     assert live.http.get("/nope").json()["error"]["message"] == "there is no /nope"
     response = live.http.get("/generate")
-    assert (response.status_code, response.headers["allow"]) == (405, "POST, PUT")
+    assert response.status_code == 405
+    assert set(response.headers["allow"].split(", ")) == {"POST", "PUT"}
     assert live.http.get("/v1/models/org%2Fother").status_code == 404
 
 

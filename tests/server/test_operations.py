@@ -155,6 +155,7 @@ def test_metrics_agree_with_usage(fresh: Live):
     assert figures["engine_num_running_reqs"] == 0
     assert figures["engine_max_total_num_tokens"] == 4096
     assert figures["engine_cache_hit_rate"] == 0.25
+    assert figures["engine_num_retracted_requests_total"] == 2
 
 
 def test_sglang_names_are_a_switch(live: Live):
