@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.checkpoints import tiny_tokenizer
 
 from trunkline import Engine
+from trunkline._core import Core
+from trunkline.engine import launch
+from trunkline.engine.local import EngineHost
+from trunkline.engine.native_request import RequestContext, parse_generate
+from trunkline.engine.plan import Plan
+from trunkline.engine.runner import Runner
+from trunkline.engine.validation import Limits
 
 Case = dict[str, Any]
 SETTINGS: dict[str, Any] = {"max_prefill_tokens": 256, "max_running_requests": 64}
@@ -97,6 +106,78 @@ def test_after_retraction(tiny_model: str, requests: list[Case], alone: list[Any
         outputs = run(engine, requests)
         assert tokens(outputs) == alone
         assert sum(output["meta_info"]["num_retractions"] for output in outputs) > 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_with_steps_planned_ahead(
+    tiny_model: str, requests: list[Case], alone: list[Any], depth: int
+) -> None:
+    settings = SETTINGS | {"model_path": tiny_model, "max_total_tokens": 800}
+    launched = launch.build(launch.engine_config(settings))
+    core_config = replace(launched.core_config, overlap_depth=depth)
+    overlapped = replace(launched, core_config=core_config, core=Core(core_config.to_json()))
+    host = EngineHost(overlapped)
+    try:
+        outputs = host.run(_submitted(host, requests))
+    finally:
+        host.close()
+    assert outputs == [output_ids for output_ids, _ in alone]
+
+
+class FaultyRunner:
+    """Fails every ninth step as a whole, before or after computing it."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.steps = 0
+
+    def execute(self, plan: Plan) -> Any:
+        self.steps += 1
+        if self.steps % 18 == 9:
+            raise RuntimeError("out of memory")
+        result = self.runner.execute(plan)
+        if self.steps % 18 == 0:
+            raise RuntimeError("lost")
+        return result
+
+
+def test_steps_that_fail_take_their_own_requests_only(
+    tiny_model: str, requests: list[Case], alone: list[Any]
+) -> None:
+    settings = SETTINGS | {"model_path": tiny_model, "max_total_tokens": 4096}
+    settings |= {"max_running_requests": 4}
+    launched = launch.build(launch.engine_config(settings))
+    faulty = replace(launched, runner=FaultyRunner(launched.runner))  # type: ignore[arg-type]
+    host = EngineHost(faulty)
+    try:
+        outputs = host.run(_submitted(host, requests))
+        launched.core.check_integrity()
+        stats = launched.core.stats()
+    finally:
+        host.close()
+    complete = 0
+    for ours, (theirs, _) in zip(outputs, alone, strict=True):
+        assert ours == theirs[: len(ours)]
+        complete += ours == theirs
+    assert complete >= stats["finished_sequences_total"] > 0
+    assert stats["failed_sequences_total"] > 0
+    assert stats["finished_sequences_total"] + stats["failed_sequences_total"] == len(requests)
+
+
+async def _submitted(host: EngineHost, requests: list[Case]) -> list[list[int]]:
+    client = await host.client()
+    context = RequestContext(
+        tokenizer=tiny_tokenizer(),
+        limits=Limits(vocab_size=320, context_length=512),
+        defaults={},
+    )
+    streams = [
+        client.submit(request)
+        for case in requests
+        for request in parse_generate(case, context).requests
+    ]
+    await asyncio.gather(*(stream.finished() for stream in streams))
+    return [stream.samples[0].output_ids for stream in streams]
 
 
 @pytest.fixture(scope="module")
