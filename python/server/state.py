@@ -179,7 +179,7 @@ def stuck(status: EngineStatus) -> str | None:
 
 
 def engine_figures(stats: Mapping[str, object], status: EngineStatus) -> dict[str, float]:
-    """The engine's figures by their metric names (`metrics.ENGINE_GAUGES` and `ENGINE_COUNTERS`)."""
+    """The engine's figures by their metric names (those of `metrics.py`)."""
     numbers = {name: float(one) for name, one in stats.items() if isinstance(one, int | float)}
     figures = {metric: numbers[name] for metric, name in _STATS.items() if name in numbers}
     cached, computed = numbers["cached_tokens_total"], numbers["prompt_tokens_total"]

@@ -1,0 +1,234 @@
+"""`python -m trunkline` as operators run it: real processes, a tiny random model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from tests.checkpoints import TinyCheckpoint
+
+KEY = "SENTINEL-123"
+ROOT = Path(__file__).parents[2]
+READY = "The server is fired up and ready to roll!"
+
+
+class Process:
+    """A server process; its log lines are collected."""
+
+    def __init__(self, model: Path, *flags: str, environment: dict[str, str] | None = None) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "trunkline", "--model-path", str(model)),
+                *("--port", str(self.port), "--max-prefill-tokens", "64"),
+                *("--max-total-tokens", "2048", *flags),
+            ],
+            env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.http = httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}",
+            timeout=30,
+            headers={"authorization": f"Bearer {KEY}"},
+        )
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as output:
+            self.lines.extend(line.rstrip("\n") for line in iter(output.readline, ""))
+
+    def wait_for(self, words: str, seconds: float = 90) -> None:
+        deadline = time.monotonic() + seconds
+        while not any(words in line for line in self.lines):
+            assert time.monotonic() < deadline, "\n".join(self.lines)
+            assert self.process.poll() is None, "\n".join(self.lines)
+            time.sleep(0.02)
+
+    @property
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def end(self, seconds: float = 30) -> int:
+        """Wait for the exit; nothing may be left of it."""
+        children = self.children if self.process.poll() is None else []
+        code = self.process.wait(seconds)
+        psutil.wait_procs(children, timeout=5)
+        assert not any(child.is_running() for child in children)
+        with socket.socket() as again:
+            again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            again.bind(("127.0.0.1", self.port))
+        return code
+
+    def close(self) -> None:
+        self.http.close()
+        if self.process.poll() is None:
+            for child in self.children:
+                child.kill()
+            self.process.kill()
+        self.process.wait()
+        self._reader.join(5)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return TinyCheckpoint().write(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def server(model: Path) -> Iterator[Process]:
+    process = Process(model, "--api-key", KEY, "--shutdown-grace-s", "120")
+    try:
+        process.wait_for(READY)
+        yield process
+    finally:
+        process.close()
+
+
+LONG = {"text": "the", "sampling_params": {"max_new_tokens": 60, "ignore_eos": True}}
+
+
+def test_a_server_from_start_to_end(server: Process):
+    text = "\n".join(server.lines)
+    assert len(re.findall(r"server_args=ServerArgs\(.*api_key='\*\*\*'", text)) == 1
+    access = [line.partition('- "')[2] for line in server.lines if 'HTTP/1.1"' in line]
+    assert access[:2] == ['GET /model_info HTTP/1.1" 200 OK', 'POST /generate HTTP/1.1" 200 OK']
+    assert server.lines[-1].endswith(READY)
+    fields = {"text": "the quick brown fox jumps", "sampling_params": {"temperature": 0}}
+    first = server.http.post("/generate", json=fields).json()
+    second = server.http.post("/generate", json=fields).json()
+    assert first["output_ids"] == second["output_ids"]
+    assert second["meta_info"]["cached_tokens"] == second["meta_info"]["prompt_tokens"] - 1
+    messages = [{"role": "user", "content": "the fox"}]
+    chat = {"messages": messages, "temperature": 0, "max_tokens": 8, "ignore_eos": True}
+    whole = server.http.post("/v1/chat/completions", json=chat).json()
+    with server.http.stream(
+        "POST", "/v1/chat/completions", json={**chat, "stream": True}
+    ) as response:
+        frames = "".join(response.iter_text()).split("\n\n")[:-2]
+    deltas = [json.loads(frame[6:])["choices"][0]["delta"] for frame in frames]
+    joined = "".join(delta.get("content", "") for delta in deltas)
+    assert joined == whole["choices"][0]["message"]["content"]
+    info = server.http.get("/server_info")
+    assert KEY not in info.text + text
+    assert info.json()["context_len"] == 512
+    server.process.send_signal(signal.SIGTERM)
+    assert server.end() == 0
+
+
+@pytest.mark.slow
+def test_sigterm_lets_requests_end(server: Process):
+    results: list[httpx.Response] = []
+    whole = threading.Thread(
+        target=lambda: results.append(httpx.post(
+            f"{server.http.base_url}/generate", json=LONG, headers=server.http.headers, timeout=60
+        ))
+    )  # fmt: skip
+    with server.http.stream("POST", "/generate", json={**LONG, "stream": True}) as response:
+        chunks = response.iter_text()
+        next(chunks)
+        whole.start()
+        while not re.search(r"engine_num_running_reqs{.*} 2.0", server.http.get("/metrics").text):
+            time.sleep(0.01)
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for("Shutting down")
+        health = httpx.get(f"{server.http.base_url}/health")
+        late = httpx.post(
+            f"{server.http.base_url}/generate", json=LONG, headers=server.http.headers
+        )
+        text = "".join(chunks)
+    whole.join(60)
+    assert (health.status_code, late.status_code) == (503, 503)
+    assert text.endswith("data: [DONE]\n\n")
+    assert results[0].json()["meta_info"]["completion_tokens"] == 60
+    assert server.end() == 0
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_ends_at_once(server: Process):
+    with server.http.stream("POST", "/generate", json={**LONG, "stream": True}) as response:
+        next(response.iter_text())
+        server.process.send_signal(signal.SIGINT)
+        server.wait_for("Shutting down")
+        server.process.send_signal(signal.SIGINT)
+        assert server.end(3) == 130
+
+
+@pytest.mark.slow
+def test_a_signal_while_loading(model: Path):
+    process = Process(model)
+    try:
+        process.wait_for("Started server process")
+        process.process.send_signal(signal.SIGTERM)
+        assert process.end() == 0
+    finally:
+        process.close()
+
+
+@pytest.mark.slow
+def test_health_is_503_until_the_model_is_there(model: Path):
+    process = Process(model, environment={"TRUNKLINE_API_KEY": KEY})
+    try:
+        process.wait_for("Started server process")
+        seen = set()
+        while not any(READY in line for line in process.lines):
+            try:
+                seen.add(process.http.get("/health").status_code)
+            except httpx.ConnectError:
+                assert not seen, "it listened and stopped listening"
+            assert process.process.poll() is None
+            time.sleep(0.05)
+        assert seen == {503}
+        assert process.http.get("/health").status_code == 200
+        assert httpx.get(f"{process.http.base_url}/v1/models").status_code == 401
+        assert KEY not in "\n".join(process.lines)
+    finally:
+        process.close()
+
+
+@pytest.mark.slow
+def test_the_engine_is_killed(server: Process):
+    [engine] = server.children
+    with server.http.stream("POST", "/generate", json={**LONG, "stream": True}) as response:
+        chunks = response.iter_text()
+        next(chunks)
+        engine.kill()
+        rest = "".join(chunks)
+    assert '"code":"engine_unavailable"' in rest
+    assert "[DONE]" not in rest
+    deadline = time.monotonic() + 60
+    while server.http.get("/health").status_code != 200:
+        assert time.monotonic() < deadline, "\n".join(server.lines)
+        time.sleep(0.1)
+    assert server.http.post("/generate", json={"text": "the"}).status_code == 200
+
+
+@pytest.mark.slow
+def test_a_model_that_is_not_there(tmp_path: Path):
+    process = Process(tmp_path / "nothing")
+    try:
+        assert process.process.wait(60) == 1
+        process._reader.join(5)
+        assert "nothing" in process.lines[-1]
+    finally:
+        process.close()
