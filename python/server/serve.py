@@ -1,7 +1,7 @@
 """The life of the server process: listen, load, warm up, serve, drain, exit.
 
 HTTP listens from the first moment and answers 503 until the model is loaded, so that probes see the
-truth. Knows Hypercorn, signals and the order of things; nothing of endpoints.
+truth. Knows signals and the order of things; nothing of endpoints.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import socket
 from collections.abc import Awaitable
 from typing import Final, TypeVar
 
-import hypercorn.asyncio
-import hypercorn.config
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trunkline.engine.checkpoint import Checkpoint
@@ -26,6 +24,7 @@ from trunkline.engine.weights import open_checkpoint
 from trunkline.server import logs
 from trunkline.server.app import create_app
 from trunkline.server.config import HttpOptions, ServerConfig
+from trunkline.server.connections import listen
 from trunkline.server.http import error_response
 from trunkline.server.state import ServedModel, Server
 
@@ -35,7 +34,6 @@ WARMUP_TEXT: Final = "The capital city of France is"
 WARMUP_TOKENS: Final = 8
 INTERRUPTED: Final = 130  # exit code of a process that a second Ctrl-C ended
 _HANGUP_S: Final = 1.0  # what is cut off at the end of the grace time has this long to say so
-_HEADER_BYTES: Final = 64 << 10
 
 
 class StartupError(Exception):
@@ -49,21 +47,11 @@ class Gate:
         self.app: ASGIApp | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
-        elif self.app is not None:
+        if self.app is not None:
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
             logs.access(scope, 503)
             await error_response("the model is being loaded", 503)(scope, receive, send)
-
-
-async def _lifespan(receive: Receive, send: Send) -> None:
-    while True:
-        kind = (await receive())["type"]
-        await send({"type": f"{kind}.complete"})
-        if kind == "lifespan.shutdown":
-            return
 
 
 def bind(options: HttpOptions) -> socket.socket:
@@ -86,21 +74,6 @@ def bind(options: HttpOptions) -> socket.socket:
         ) from error
     listener.setblocking(False)
     return listener
-
-
-async def listen(
-    app: ASGIApp, listener: socket.socket, options: HttpOptions, stop: asyncio.Event
-) -> None:
-    """Serve HTTP on a bound socket, which is taken over, until `stop` is set."""
-    config = hypercorn.config.Config()
-    config.bind = [f"fd://{listener.detach()}"]
-    config.backlog = 2048
-    config.errorlog = logs.HYPERCORN
-    config.include_server_header = False
-    config.keep_alive_timeout = options.keep_alive_timeout_s
-    config.keep_alive_max_requests = 1 << 62
-    config.h11_max_incomplete_size = _HEADER_BYTES
-    await hypercorn.asyncio.serve(app, config, shutdown_trigger=stop.wait)  # type: ignore[arg-type]
 
 
 class Signals:

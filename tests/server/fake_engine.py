@@ -152,6 +152,7 @@ class FakeEngine:
                 "cached_tokens_total": 10,
                 "prompt_tokens_total": 30,
                 "retracted_requests_total": 2,
+                "gen_throughput": 12.5,
             },
         }
         self._emit(messages.ControlReply(control.key, replies[control.verb]))

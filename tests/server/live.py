@@ -16,7 +16,8 @@ from trunkline.engine.chat_template import ChatTemplate, TemplateSource
 from trunkline.engine.client import Client
 from trunkline.server.app import create_app
 from trunkline.server.config import ServerConfig
-from trunkline.server.serve import bind, listen
+from trunkline.server.connections import listen
+from trunkline.server.serve import bind
 from trunkline.server.state import ServedModel, Server
 
 MODEL = "fake/model"

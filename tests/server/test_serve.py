@@ -13,7 +13,8 @@ from tests.server.live import Live
 
 from trunkline.server import serve
 from trunkline.server.config import HttpOptions
-from trunkline.server.serve import Gate, StartupError, bind, listen
+from trunkline.server.connections import listen
+from trunkline.server.serve import Gate, StartupError, bind
 
 
 def test_before_the_model_is_there():

@@ -1,0 +1,116 @@
+"""Hypercorn on one listening socket: accept, speak HTTP, stop.
+
+Hypercorn's own serve function would do, but for one thing: it hands head, body and end of a
+response to the transport one by one, and each becomes a system call and a packet. Here the writes
+of one turn of the event loop leave together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Any, Final, cast
+
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.asyncio.tcp_server import TCPServer
+from hypercorn.asyncio.worker_context import WorkerContext
+from hypercorn.config import Config
+from starlette.types import ASGIApp
+
+from trunkline.server import logs
+from trunkline.server.config import HttpOptions
+
+_BACKLOG: Final = 2048
+_HEADER_BYTES: Final = 64 << 10
+_CORK_BYTES: Final = 64 << 10  # a fuller buffer is written at once
+_CLOSE_S: Final = 3.0  # connections that are still busy at the stop have this long
+
+
+class CorkedWriter:
+    """An `asyncio.StreamWriter` that gathers what is written until the event loop's next turn."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._loop = asyncio.get_running_loop()
+        self._pending: list[bytes] = []
+        self._size = 0
+
+    def write(self, data: bytes) -> None:
+        """Write soon; the order is kept."""
+        if not self._pending:
+            self._loop.call_soon(self._flush)
+        self._pending.append(data)
+        self._size += len(data)
+        if self._size >= _CORK_BYTES:
+            self._flush()
+
+    async def drain(self) -> None:
+        """Wait while the peer reads too slowly."""
+        await self._writer.drain()
+
+    def _flush(self) -> None:
+        if self._pending:
+            data = b"".join(self._pending)
+            self._pending, self._size = [], 0
+            if not self._writer.is_closing():
+                self._writer.write(data)
+
+    def write_eof(self) -> None:
+        """Say that nothing more will be written."""
+        self._flush()
+        self._writer.write_eof()
+
+    def close(self) -> None:
+        """Write what waits, and close."""
+        self._flush()
+        self._writer.close()
+
+    async def wait_closed(self) -> None:
+        """Return when the transport is closed."""
+        await self._writer.wait_closed()
+
+    def get_extra_info(self, name: str) -> Any:
+        """As `StreamWriter.get_extra_info`."""
+        return self._writer.get_extra_info(name)
+
+
+async def listen(
+    app: ASGIApp, listener: socket.socket, options: HttpOptions, stop: asyncio.Event
+) -> None:
+    """Serve HTTP on a bound socket, which is taken over, until `stop` is set."""
+    loop = asyncio.get_running_loop()
+    config, context = _config(options), WorkerContext(None)
+    wrapped = ASGIWrapper(cast(Any, app))
+    connections: set[asyncio.Task[None]] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        connections.add(task)
+        task.add_done_callback(connections.discard)
+        corked = cast(asyncio.StreamWriter, CorkedWriter(writer))
+        with contextlib.suppress(asyncio.CancelledError):  # only `listen` cancels it
+            await TCPServer(wrapped, loop, config, context, {}, reader, corked)
+
+    server = await asyncio.start_server(connected, sock=listener, backlog=_BACKLOG)
+    try:
+        await stop.wait()
+    finally:
+        server.close()
+        await context.terminated.set()  # idle connections close by themselves
+        if connections:
+            _, busy = await asyncio.wait(connections, timeout=_CLOSE_S)
+            for task in busy:
+                task.cancel()
+            if busy:
+                await asyncio.wait(busy)
+
+
+def _config(options: HttpOptions) -> Config:
+    config = Config()
+    config.errorlog = logs.HYPERCORN
+    config.include_server_header = False
+    config.keep_alive_timeout = options.keep_alive_timeout_s
+    config.keep_alive_max_requests = 1 << 62
+    config.h11_max_incomplete_size = _HEADER_BYTES
+    return config
