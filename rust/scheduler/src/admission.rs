@@ -83,7 +83,7 @@ fn enter(state: &mut State, id: SequenceId, kv: Kv, cached_tokens: u32, now: f64
     let slot = state.slots.take().expect("broken invariant: a slot is free");
     let sequence = &mut state.sequences[id];
     if sequence.tokens.is_empty() {
-        let outputs = sequence.params.limit - sequence.params.prompt_len();
+        let outputs = sequence.bounds.limit - sequence.bounds.prompt_len;
         let expected = sequence.params.prompt.len() + outputs.min(EXPECTED_OUTPUTS) as usize;
         sequence.tokens.reserve_exact(expected);
         sequence.tokens.extend(&sequence.params.prompt);
@@ -100,7 +100,7 @@ fn enter(state: &mut State, id: SequenceId, kv: Kv, cached_tokens: u32, now: f64
     if first {
         sequence.timing.admitted = true;
         sequence.timing.forward_entry_time = now;
-        sequence.timing.cached_tokens = cached_tokens.min(sequence.params.prompt_len());
+        sequence.timing.cached_tokens = cached_tokens.min(sequence.bounds.prompt_len);
         state.counters.admitted += 1;
         state.counters.cached_tokens += u64::from(sequence.timing.cached_tokens);
     }

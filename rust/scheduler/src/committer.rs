@@ -144,9 +144,9 @@ impl Commit<'_> {
             self.diverge();
         }
         let sequence = &self.state.sequences[id];
-        let prompt_only = sequence.params.limit == sequence.params.prompt_len();
+        let prompt_only = sequence.bounds.limit == sequence.bounds.prompt_len;
         let reason = match reason {
-            None if prompt_only && sequence.computed == sequence.params.prompt_len() => {
+            None if prompt_only && sequence.computed == sequence.bounds.prompt_len => {
                 Some(Reason::Length)
             }
             reason => reason,
@@ -178,7 +178,7 @@ impl Commit<'_> {
             let token = self.result.token(index);
             sequence.tokens.push(token);
             self.state.counters.generated_tokens += 1;
-            if params.logprobs.is_some() {
+            if sequence.bounds.logprobs {
                 let value = self.result.sampled_logprob(index);
                 if index == first {
                     let (top, ids) =
@@ -190,8 +190,8 @@ impl Commit<'_> {
                     sequence.output.push_logprobs(params, value, none(), none());
                 }
             }
-            let num_outputs = sequence.tokens.len() as u32 - params.prompt_len();
-            let reason = sequence.output.push(params, token, num_outputs);
+            let num_outputs = sequence.tokens.len() as u32 - sequence.bounds.prompt_len;
+            let reason = sequence.output.push(params, &sequence.bounds, token, num_outputs);
             if reason.is_some() {
                 return reason;
             }
@@ -243,7 +243,7 @@ impl Commit<'_> {
         }
         let end = (start + computed).min(sequence.fill_target);
         let new_until = match sequence.timing.num_retractions {
-            0 => sequence.params.prompt_len().clamp(start, end),
+            0 => sequence.bounds.prompt_len.clamp(start, end),
             _ => start,
         };
         self.state.counters.prompt_tokens += u64::from(new_until - start);
@@ -262,7 +262,7 @@ impl Commit<'_> {
             self.share(id);
         }
         let sequence = &self.state.sequences[id];
-        if sequence.output.is_due(&sequence.params, sequence.num_outputs()) {
+        if sequence.output.is_due(&sequence.bounds, sequence.num_outputs()) {
             self.state.deliver(id);
         }
         let sequence = &self.state.sequences[id];

@@ -41,8 +41,10 @@ impl Load {
         let remaining = u64::from(sequence.remaining_outputs().min(MAX_RESERVED_TOKENS));
         self.rows += 1;
         self.outputs += u64::from(sequence.num_outputs());
-        self.list_bytes += 4 * sequence.params.scored_ids().len();
-        if sequence.params.stop_ids.is_empty() {
+        if sequence.bounds.logprobs {
+            self.list_bytes += 4 * sequence.params.scored_ids().len();
+        }
+        if sequence.bounds.stop_mask == 0 {
             self.sure += remaining;
         } else {
             self.possible += remaining;

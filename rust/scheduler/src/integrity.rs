@@ -110,7 +110,7 @@ fn check_requests(state: &State) -> Result<(), String> {
 
 fn check_sequence(state: &State, sequence: &Sequence) -> Result<(), String> {
     let known = sequence.known().len() as u32;
-    ensure(known <= sequence.params.limit, || format!("{known} tokens exceed the limit"))?;
+    ensure(known <= sequence.bounds.limit, || format!("{known} tokens exceed the limit"))?;
     ensure(sequence.computed <= known, || format!("{} computed of {known}", sequence.computed))?;
     ensure(sequence.planned <= sequence.known_len(), || "planned beyond the known".into())?;
     match sequence.phase {

@@ -115,9 +115,14 @@ impl Memory {
         self.tree.peek(namespace, key)
     }
 
-    /// Measures it again if the tree changed where that matters. Returns whether it did.
-    pub(crate) fn refresh(&self, namespace: NamespaceId, key: &[u32], peek: &mut Peek) -> bool {
-        self.tree.refresh(namespace, key, peek)
+    /// Whether a measured prefix still has its length.
+    pub(crate) fn is_current(&self, peek: &Peek) -> bool {
+        self.tree.is_current(peek.watch)
+    }
+
+    /// Measures a prefix again.
+    pub(crate) fn refresh(&self, namespace: NamespaceId, key: &[u32], peek: &mut Peek) {
+        self.tree.refresh(namespace, key, peek);
     }
 
     /// Gives a sequence its pages: the cached prefix of its key and fresh ones for the rest.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use text::{Decoder, Stream, StreamOptions};
 
-use crate::request::Params;
+use crate::request::{Bounds, Params};
 use crate::wire::{self, Logprobs, Reason};
 
 /// Output side of one sequence.
@@ -32,7 +32,7 @@ impl Output {
             };
             let mut stream = Stream::new(Arc::clone(decoder), options);
             stream.prime(&params.prompt);
-            if params.min_new_tokens <= 1 {
+            if params.bounds.min_new_tokens <= 1 {
                 stream.set_stops(params.stop_strings.clone());
             }
             stream
@@ -68,7 +68,7 @@ impl Output {
     ) -> Option<Reason> {
         let mut ended = None;
         for (index, &token) in (1..).zip(outputs) {
-            ended = self.push(params, token, index);
+            ended = self.push(params, &params.bounds, token, index);
             if ended.is_some() {
                 break;
             }
@@ -82,8 +82,14 @@ impl Output {
 
     /// Takes a sequence's next output, the `num_outputs`th, and returns why it ends the sequence, if
     /// it does: by its id, by a stop string that its text completes, or by length, in this order.
-    pub(crate) fn push(&mut self, params: &Params, token: u32, num_outputs: u32) -> Option<Reason> {
-        let may_stop = num_outputs > params.min_new_tokens;
+    pub(crate) fn push(
+        &mut self,
+        params: &Params,
+        bounds: &Bounds,
+        token: u32,
+        num_outputs: u32,
+    ) -> Option<Reason> {
+        let may_stop = num_outputs > bounds.min_new_tokens && bounds.may_stop(token);
         let stop_id = may_stop && params.stop_ids.binary_search(&token).is_ok();
         if let Some(stream) = &mut self.stream
             && (!stop_id || params.sampling.no_stop_trim)
@@ -94,14 +100,14 @@ impl Output {
                 let matched = stops.and_then(|stops| stops.get(index)).unwrap_or_default();
                 return Some(Reason::StopString(matched.to_owned()));
             }
-            if num_outputs + 1 == params.min_new_tokens {
+            if num_outputs + 1 == bounds.min_new_tokens {
                 stream.set_stops(params.stop_strings.clone());
             }
         }
         if stop_id {
             return Some(Reason::StopToken(token));
         }
-        (params.prompt_len() + num_outputs >= params.limit).then_some(Reason::Length)
+        (bounds.prompt_len + num_outputs >= bounds.limit).then_some(Reason::Length)
     }
 
     /// Log-probs of the output pushed next or last.
@@ -134,12 +140,12 @@ impl Output {
     /// The first prompt position whose log-prob is wanted and not known.
     pub(crate) fn next_prompt_score(&self, params: &Params) -> Option<u32> {
         let position = params.prompt_scores_from()? + self.num_prompt_scores;
-        (position < params.prompt_len()).then_some(position)
+        (position < params.bounds.prompt_len).then_some(position)
     }
 
     /// Whether so many outputs are worth a delta now: the first at once, then every interval.
-    pub(crate) fn is_due(&self, params: &Params, num_outputs: u32) -> bool {
-        let interval = params.stream_interval;
+    pub(crate) fn is_due(&self, bounds: &Bounds, num_outputs: u32) -> bool {
+        let interval = bounds.stream_interval;
         let pending = num_outputs - self.delivered_tokens;
         interval > 0 && pending > 0 && (self.delivered_tokens == 0 || pending >= interval)
     }

@@ -213,9 +213,13 @@ impl Planner {
         state.config.arena_bytes.saturating_sub(self.writer.bytes() + closing)
     }
 
-    /// Whether a row of one token fits into the arena.
+    /// Whether a row of one token fits into the arena. Plain ones do: the configuration and admission
+    /// see to that.
     fn fits(&self, state: &State, id: SequenceId) -> bool {
-        self.chunk(state, id, 1) == 1
+        let sequence = &state.sequences[id];
+        let kv = &sequence.kv;
+        let plain = kv.rewritten.is_empty() && kv.pages.len() <= kv.written as usize + 1;
+        (plain && !sequence.must_open) || self.chunk(state, id, 1) == 1
     }
 
     /// How many of a sequence's next tokens, at most `most`, fit into the arena.
@@ -265,15 +269,20 @@ impl Planner {
             first_top: step.expected.num_top as u32,
         };
         let params = &*sequence.params;
-        if params.logprobs.is_some() {
+        if sequence.bounds.logprobs {
             self.want_prompt_scores(sequence, first, &mut row);
         }
         let known_len = sequence.known_len();
-        if end == known_len && known_len < params.limit {
-            let ids = params.scored_ids().iter().copied();
-            let logit = self.writer.logit(first + query_len - 1, params.top_n(), ids);
+        if end == known_len && known_len < sequence.bounds.limit {
+            let (top_n, ids) = if sequence.bounds.logprobs {
+                (params.top_n(), params.scored_ids())
+            } else {
+                (0, &[][..])
+            };
+            let ids = ids.iter().copied();
+            let logit = self.writer.logit(first + query_len - 1, top_n, ids);
             row.sample = Some(self.writer.num_samples() as u32);
-            let logprob = params.logprobs.is_some();
+            let logprob = sequence.bounds.logprobs;
             step.expected.sampled_logprobs |= logprob;
             self.writer.sample(&Sample {
                 logit,
@@ -283,7 +292,7 @@ impl Planner {
             });
             sequence.sampled_in_flight += 1;
         }
-        if params.top_n() > 0 {
+        if sequence.bounds.logprobs {
             let logits = row.num_prompt_scores + u32::from(row.sample.is_some());
             step.expected.num_top += (logits * params.top_n()) as usize;
         }
@@ -311,8 +320,8 @@ impl Planner {
                 sampling.repetition_penalty,
             ],
             top_k: sampling.top_k,
-            prompt_len: params.prompt_len(),
-            min_new_tokens: params.min_new_tokens,
+            prompt_len: params.bounds.prompt_len,
+            min_new_tokens: params.bounds.min_new_tokens,
             flags: if params.grammar { crate::plan::FLAG_GRAMMAR } else { 0 },
             seed: params.seed(sequence.sample),
             bias: &sampling.logit_bias,
@@ -341,7 +350,7 @@ impl Planner {
         let params = &sequence.params;
         let Some(next) = sequence.output.next_prompt_score(params) else { return };
         let from = next.max(row.start + 1);
-        let to = (row.start + row.query_len + 1).min(params.prompt_len());
+        let to = (row.start + row.query_len + 1).min(params.bounds.prompt_len);
         for position in from..to {
             let own = std::iter::once(params.prompt[position as usize]);
             let ids = own.chain(params.scored_ids().iter().copied());

@@ -8,6 +8,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Unbounded};
 
 use radix_tree::Peek;
 
@@ -21,7 +22,7 @@ use crate::slab::{Slab, SlabId};
 const OVERDUE_INTERVAL: u32 = 8;
 
 /// Kept matches that are looked at per plan: all of a long queue within a few steps.
-const REFRESHED_PER_PLAN: usize = 256;
+const REFRESHED_PER_PLAN: usize = 128;
 
 /// Place in the order of policy; smaller is next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -60,6 +61,7 @@ pub(crate) struct Queue {
     /// Where the last round of refreshing ended.
     refreshed_to: Option<Arrival>,
     admissions_since_overdue: u32,
+    batch: Vec<SequenceId>,
     uncached_tokens: u64,
 }
 
@@ -74,6 +76,7 @@ impl Queue {
             by_arrival: BTreeMap::new(),
             refreshed_to: None,
             admissions_since_overdue: 0,
+            batch: Vec::new(),
             uncached_tokens: 0,
         }
     }
@@ -125,24 +128,18 @@ impl Queue {
         if self.policy != Policy::Lpm {
             return;
         }
-        let mut place = self.refreshed_to;
-        for _ in 0..REFRESHED_PER_PLAN.min(self.len()) {
-            let next = match place {
-                Some(last) => {
-                    let after = (std::ops::Bound::Excluded(last), std::ops::Bound::Unbounded);
-                    self.by_arrival.range(after).next()
-                }
-                None => self.by_arrival.first_key_value(),
-            };
-            place = match next {
-                Some((&arrival, &id)) => {
-                    self.refresh(id, &sequences[id], memory);
-                    Some(arrival)
-                }
-                None => None,
-            };
+        let after = self.refreshed_to.map_or(Unbounded, Excluded);
+        let mut batch = std::mem::take(&mut self.batch);
+        // After the last one, from the start again.
+        self.refreshed_to = None;
+        for (&arrival, &id) in self.by_arrival.range((after, Unbounded)).take(REFRESHED_PER_PLAN) {
+            self.refreshed_to = Some(arrival);
+            batch.push(id);
         }
-        self.refreshed_to = place;
+        for id in batch.drain(..) {
+            self.refresh(id, sequences, memory);
+        }
+        self.batch = batch;
     }
 
     /// Who is next, at this step. Its kept match is up to date.
@@ -157,7 +154,7 @@ impl Queue {
         }
         loop {
             let (_, &id) = self.by_policy.first_key_value()?;
-            if !self.refresh(id, &sequences[id], memory) {
+            if !self.refresh(id, sequences, memory) {
                 return Some(id);
             }
         }
@@ -184,12 +181,19 @@ impl Queue {
 
     /// Measures a kept match again if the tree changed on its path. Returns whether its place in the
     /// queue changed.
-    fn refresh(&mut self, id: SequenceId, sequence: &Sequence, memory: &Memory) -> bool {
+    fn refresh(
+        &mut self,
+        id: SequenceId,
+        sequences: &Slab<SequenceId, Sequence>,
+        memory: &Memory,
+    ) -> bool {
         let Some(entry) = &mut self.entries[id.index()] else { return false };
         let Some(peek) = &mut entry.peek else { return false };
-        if !memory.refresh(sequence.namespace, cacheable(sequence), peek) {
+        if memory.is_current(peek) {
             return false;
         }
+        let sequence = &sequences[id];
+        memory.refresh(sequence.namespace, cacheable(sequence), peek);
         let cached = peek.num_tokens as u32;
         if Reverse(cached) == entry.key.cached {
             return false;

@@ -35,6 +35,28 @@ pub(crate) struct Rank {
     pub(crate) priority: i64,
 }
 
+/// What every step asks of a request; sequences hold a copy, so that a step touches little memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    pub(crate) prompt_len: u32,
+    /// Tokens, prompt included, at which a sequence ends by length.
+    pub(crate) limit: u32,
+    /// Outputs before which nothing but the length ends a sequence.
+    pub(crate) min_new_tokens: u32,
+    pub(crate) stream_interval: u32,
+    /// Bit `id % 64` is set for every id that ends a sequence.
+    pub(crate) stop_mask: u64,
+    /// Whether any log-prob is wanted.
+    pub(crate) logprobs: bool,
+}
+
+impl Bounds {
+    /// False for most ids that do not end a sequence, true for all that do.
+    pub(crate) fn may_stop(&self, id: u32) -> bool {
+        self.stop_mask >> (id % 64) & 1 == 1
+    }
+}
+
 /// What does not change during a request's life, shared by its sequences.
 #[derive(Debug)]
 pub(crate) struct Params {
@@ -44,21 +66,13 @@ pub(crate) struct Params {
     pub(crate) stop_ids: Vec<u32>,
     pub(crate) stop_strings: Option<Arc<StopStrings>>,
     pub(crate) logprobs: Option<LogprobRequest>,
-    /// Tokens, prompt included, at which a sequence ends by length.
-    pub(crate) limit: u32,
-    /// Outputs before which nothing but the length ends a sequence.
-    pub(crate) min_new_tokens: u32,
-    pub(crate) stream_interval: u32,
+    pub(crate) bounds: Bounds,
     pub(crate) rank: Rank,
     pub(crate) namespace: String,
     pub(crate) grammar: bool,
 }
 
 impl Params {
-    pub(crate) fn prompt_len(&self) -> u32 {
-        self.prompt.len() as u32
-    }
-
     /// First prompt position whose log-prob is wanted.
     pub(crate) fn prompt_scores_from(&self) -> Option<u32> {
         self.logprobs.as_ref()?.prompt_start.map(|start| start as u32)
@@ -75,7 +89,7 @@ impl Params {
 
     /// Ids that the runner holds back while a sequence has fewer than `min_new_tokens` outputs.
     pub(crate) fn suppressed_ids(&self) -> &[u32] {
-        if self.min_new_tokens > 0 { &self.stop_ids } else { &[] }
+        if self.bounds.min_new_tokens > 0 { &self.stop_ids } else { &[] }
     }
 
     /// Bytes of a plan that the request's lists take when a sequence of it enters and has a row.

@@ -6,7 +6,7 @@ use radix_tree::NamespaceId;
 
 use crate::memory::Kv;
 use crate::output::Output;
-use crate::request::{Params, RequestIndex};
+use crate::request::{Bounds, Params, RequestIndex};
 use crate::slab::SlabId;
 use crate::wire::{Address, Finish};
 
@@ -46,6 +46,7 @@ pub(crate) struct Sequence {
     pub(crate) to: Address,
     pub(crate) sample: u32,
     pub(crate) params: Arc<Params>,
+    pub(crate) bounds: Bounds,
     pub(crate) namespace: NamespaceId,
     pub(crate) phase: Phase,
     /// Order of arrival.
@@ -100,30 +101,32 @@ impl Sequence {
         if self.tokens.is_empty() { &self.params.prompt } else { &self.tokens }
     }
 
+    /// How many they are.
+    pub(crate) fn committed_len(&self) -> u32 {
+        if self.tokens.is_empty() { self.bounds.prompt_len } else { self.tokens.len() as u32 }
+    }
+
     /// Known tokens, those of steps in flight included.
     pub(crate) fn known_len(&self) -> u32 {
-        self.known().len() as u32 + self.sampled_in_flight
+        self.committed_len() + self.sampled_in_flight
     }
 
     /// Outputs committed so far.
     pub(crate) fn num_outputs(&self) -> u32 {
-        self.known().len() as u32 - self.params.prompt_len()
+        self.committed_len() - self.bounds.prompt_len
     }
 
     /// Outputs that may still come.
     pub(crate) fn remaining_outputs(&self) -> u32 {
-        self.params.limit - self.known().len() as u32
+        self.bounds.limit - self.committed_len()
     }
 
     /// Tokens that the next steps must compute before the sequence can have another token (or, for
     /// one that is to have none, before it is done). 0 if the steps in flight finish it.
     pub(crate) fn uncomputed(&self) -> u32 {
-        let prompt_len = self.params.prompt_len();
-        if self.known_len() < self.params.limit || self.params.limit == prompt_len {
-            self.known_len() - self.planned
-        } else {
-            0
-        }
+        let Bounds { prompt_len, limit, .. } = self.bounds;
+        let known_len = self.known_len();
+        if known_len < limit || limit == prompt_len { known_len - self.planned } else { 0 }
     }
 
     /// Leading tokens that may come from the cache: one must be computed for its logits, and those

@@ -125,6 +125,7 @@ impl State {
             to: request.to,
             sample: sample as u32,
             namespace: self.memory.namespaces.enter(&params.namespace),
+            bounds: params.bounds,
             params,
             phase: Phase::Preparing,
             arrival: request.id,
@@ -227,7 +228,7 @@ impl State {
             num_retractions: sequence.timing.num_retractions,
             queue_time: sequence.timing.queue_time,
         };
-        let prompt_len = sequence.params.prompt.len();
+        let prompt_len = sequence.bounds.prompt_len as usize;
         let outputs = sequence.tokens.get(prompt_len..).unwrap_or_default();
         sequence.output.deliver(sample, outputs, true, &mut self.text, |output| {
             self.events.finished(sequence.to, output, finish, totals);
@@ -272,7 +273,7 @@ impl State {
     /// Writes a delta of what a sequence has that its client has not.
     pub(crate) fn deliver(&mut self, id: SequenceId) {
         let sequence = &mut self.sequences[id];
-        let outputs = &sequence.tokens[sequence.params.prompt.len()..];
+        let outputs = &sequence.tokens[sequence.bounds.prompt_len as usize..];
         sequence.output.deliver(sequence.sample, outputs, false, &mut self.text, |output| {
             self.events.delta(sequence.to, output);
         });
@@ -351,7 +352,7 @@ impl State {
         self.vacate(id);
         let sequence = &mut self.sequences[id];
         self.counters.retracted += 1;
-        self.counters.retracted_input_tokens += u64::from(sequence.params.prompt_len());
+        self.counters.retracted_input_tokens += u64::from(sequence.bounds.prompt_len);
         self.counters.retracted_output_tokens += u64::from(sequence.num_outputs());
         let namespace = self.memory.namespaces.enter(&sequence.params.namespace);
         self.memory.namespaces.leave(std::mem::replace(&mut sequence.namespace, namespace));

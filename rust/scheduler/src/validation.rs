@@ -6,7 +6,7 @@ use text::StopStrings;
 
 use crate::config::Config;
 use crate::messages::{SamplingParams, Submit};
-use crate::request::{Params, Rank, Requests};
+use crate::request::{Bounds, Params, Rank, Requests};
 use crate::wire::Refusal;
 
 const INVALID: &str = "invalid_request_error";
@@ -42,15 +42,21 @@ pub(crate) fn params(
     }
     stop_ids.sort_unstable();
     stop_ids.dedup();
+    let bounds = Bounds {
+        prompt_len: submit.prompt.len() as u32,
+        limit,
+        min_new_tokens: u32::try_from(submit.sampling.min_new_tokens).unwrap_or(u32::MAX),
+        stream_interval: submit.stream_interval,
+        stop_mask: stop_ids.iter().fold(0, |mask, id| mask | 1 << (id % 64)),
+        logprobs: submit.logprobs.is_some(),
+    };
     let params = Params {
         prompt: std::mem::take(&mut submit.prompt),
-        min_new_tokens: u32::try_from(submit.sampling.min_new_tokens).unwrap_or(u32::MAX),
+        bounds,
         sampling: submit.sampling.clone(),
         stop_ids,
         stop_strings,
         logprobs: submit.logprobs.take(),
-        limit,
-        stream_interval: submit.stream_interval,
         rank: rank(config, submit),
         namespace: std::mem::take(&mut submit.namespace),
         grammar: submit.must_prepare,
