@@ -105,20 +105,25 @@ class AttentionKernel:
     def _attend_group(
         self, rows: torch.Tensor, group: Group, pool: TorchKvPool, layer: int
     ) -> torch.Tensor:
-        outputs = torch.zeros_like(rows)  # [kv_heads, tiles, rows, head_dim]
-        sums = rows.new_zeros((*rows.shape[:3], 1))
-        exponents = torch.full_like(sums, LOWEST_EXPONENT)
-        for chunk in group.chunks:
+        exponents = sums = outputs = torch.empty(0)
+        for index, chunk in enumerate(group.chunks):
             active = slice(0, chunk.num_tiles)
             exponent, total, output = self._attend_chunk(rows[:, active], chunk, pool, layer)
-            highest = torch.maximum(exponents[:, active], exponent.amax(2))
-            rescale = power_of_two(exponents[:, active] - highest)
-            outputs[:, active] *= rescale
-            sums[:, active] *= rescale
-            exponents[:, active] = highest
-            weight = power_of_two(exponent - highest.unsqueeze(2))
-            output *= weight
-            total *= weight
+            highest = exponent.amax(2)
+            if index == 0:  # has every tile
+                exponents = highest
+                outputs = torch.zeros_like(output[:, :, 0])  # [kv_heads, tiles, rows, head_dim]
+                sums = torch.zeros_like(total[:, :, 0])
+            else:
+                highest = torch.maximum(exponents[:, active], highest)
+                rescale = power_of_two(exponents[:, active] - highest)
+                outputs[:, active] *= rescale
+                sums[:, active] *= rescale
+                exponents[:, active] = highest
+            if chunk.num_blocks > 1 or index > 0:
+                weight = power_of_two(exponent - highest.unsqueeze(2))
+                output *= weight
+                total *= weight
             for block in range(chunk.num_blocks):
                 outputs[:, active] += output[:, :, block]
                 sums[:, active] += total[:, :, block]
