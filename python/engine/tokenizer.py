@@ -7,6 +7,7 @@ files to read. Incremental decoding of a stream is the Rust core's work.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import tokenizers
 
@@ -78,7 +79,7 @@ class Tokenizer:
     def pad_id(self) -> int | None:
         return self._named_id("pad_token")
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """One more than the highest token id; the model's own `vocab_size` may be larger."""
         return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
