@@ -12,7 +12,7 @@ from typing import Any
 
 
 def setting(default: Any, help: str, **extra: Any) -> Any:
-    """A dataclass field with help text, and `choices` or `env` when given."""
+    """A dataclass field with help text; `choices`, `minimum` and `env` when given."""
     return field(default=default, metadata={"help": help, **extra})
 
 
@@ -38,7 +38,7 @@ class ModelOptions:
         choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
     )
     device: str = setting("auto", "device to run on", choices=("auto", "cpu", "cuda"))
-    context_length: int | None = setting(None, "longest sequence; default: the model's")
+    context_length: int | None = setting(None, "longest sequence; default: the model's", minimum=1)
     revision: str | None = setting(None, "revision of a hub model")
     download_dir: str | None = setting(None, "where hub models are stored; default: the hub cache")
     json_model_override_args: str = setting("{}", "JSON object merged into the model's config.json")
@@ -49,11 +49,13 @@ class ModelOptions:
 class CacheOptions:
     """The KV pool and the prefix cache."""
 
-    page_size: int = setting(16, "token positions per KV page")
+    page_size: int = setting(16, "token positions per KV page", minimum=1)
     max_total_tokens: int | None = setting(
-        None, "size of the KV pool in tokens; default: from free memory"
+        None, "size of the KV pool in tokens; default: from free memory", minimum=1
     )
-    mem_fraction_static: float | None = setting(None, "share of the memory for weights and KV pool")
+    mem_fraction_static: float | None = setting(
+        None, "share of the memory for weights and KV pool", minimum=0
+    )
     disable_radix_cache: bool = setting(False, "do not reuse prefixes")
 
 
@@ -62,29 +64,37 @@ class SchedulerOptions:
     """Queueing and batching."""
 
     max_running_requests: int | None = setting(
-        None, "most sequences in a step; default: from the pool"
+        None, "most sequences in a step; default: from the pool", minimum=1
     )
-    max_queued_requests: int | None = setting(None, "most waiting requests; beyond it: 503")
+    max_queued_requests: int | None = setting(
+        None, "most waiting requests; beyond it: 503", minimum=0
+    )
     chunked_prefill_size: int | None = setting(
-        None, "most prompt tokens of one request per step; -1: no limit"
+        None, "most prompt tokens of one request per step; -1: no limit", minimum=-1
     )
     max_prefill_tokens: int | None = setting(
-        None, "token budget of a step; default: from --target-step-ms"
+        None, "token budget of a step; default: from --target-step-ms", minimum=1
     )
-    target_step_ms: float = setting(200.0, "step time that the default token budget aims at")
+    target_step_ms: float = setting(
+        200.0, "step time that the default token budget aims at", minimum=1
+    )
     schedule_policy: str = setting("fcfs", "queue order", choices=("fcfs", "lpm", "priority"))
-    schedule_conservativeness: float = setting(1.0, "above 1: admit fewer requests, retract less")
+    schedule_conservativeness: float = setting(
+        1.0, "above 1: admit fewer requests, retract less", minimum=0
+    )
     schedule_low_priority_values_first: bool = setting(False, "lower priority numbers go first")
-    waiting_timeout_s: float | None = setting(None, "longest time in the queue; beyond it: 503")
-    stream_interval: int = setting(1, "tokens per streamed chunk")
+    waiting_timeout_s: float | None = setting(
+        None, "longest time in the queue; beyond it: 503", minimum=0
+    )
+    stream_interval: int = setting(1, "tokens per streamed chunk", minimum=1)
     random_seed: int | None = setting(None, "mixed into the seeds of requests that bring none")
     disable_overlap_schedule: bool = setting(
         False, "plan a step only when the last one is committed"
     )
     watchdog_timeout: float = setting(
-        300.0, "seconds without progress after which the engine is restarted"
+        300.0, "seconds without progress after which the engine is restarted", minimum=1
     )
-    decode_log_interval: int = setting(40, "steps between log lines")
+    decode_log_interval: int = setting(40, "steps between log lines", minimum=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

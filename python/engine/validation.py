@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from typing import Any, Final
 import msgspec
 
 from trunkline.engine.messages import SamplingParams
+
+logger = logging.getLogger(__name__)
 
 # Below this temperature the distribution is a point: decoding is greedy.
 GREEDY_TEMPERATURE: Final = 1e-6
@@ -144,6 +147,24 @@ _UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "thinking_budget": (),
     "spaces_between_special_tokens": (True,),
 }
+
+
+def usable_defaults(recommended: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+    """What can be used of the sampling parameters that a model recommends.
+
+    Model files are not ours to refuse: a value that no request could have is left out (and named in
+    the log), and the `top_k` of 0 by which they mean "all" is understood.
+    """
+    usable: dict[str, Any] = {}
+    for name, value in recommended.items():
+        wanted = -1 if name == "top_k" and value == 0 else value
+        try:
+            parse_sampling_params({name: wanted}, limits=limits, defaults={})
+        except RequestError as error:
+            logger.warning("the model's recommended sampling is not used: %s", error.message)
+        else:
+            usable[name] = wanted
+    return usable
 
 
 @dataclass(slots=True)

@@ -70,9 +70,6 @@ class Generation:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         server, job = self._server, self._job
-        server.begin()
-        if len(job.requests) > 1:
-            server.children[job.rid] = [request.rid for request in job.requests]
         log = RequestLog(server)
         log.received(job.requests)
         streams = [server.client.submit(request) for request in job.requests]
@@ -81,9 +78,10 @@ class Generation:
         gone = asyncio.create_task(_disconnected(receive))
         work = asyncio.create_task(respond(streams, meter, scope, receive, send))
         try:
-            await asyncio.wait((gone, work), return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
+            with server.running(job.rid, [request.rid for request in job.requests]):
+                await asyncio.wait((gone, work), return_when=asyncio.FIRST_COMPLETED)
+                if work.done():
+                    work.result()
         finally:
             gone.cancel()
             work.cancel()
@@ -91,8 +89,6 @@ class Generation:
                 stream.abort()
             meter.close()
             log.finished(streams)
-            server.children.pop(job.rid, None)
-            server.end()
 
     async def _send_whole(
         self, streams: list[Stream], meter: Meter, scope: Scope, receive: Receive, send: Send

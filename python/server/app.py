@@ -16,7 +16,12 @@ from starlette.routing import Route
 
 from trunkline.engine.client import Client
 from trunkline.engine.native_request import RequestContext
-from trunkline.engine.validation import Limits, RequestError, parse_sampling_params
+from trunkline.engine.validation import (
+    Limits,
+    RequestError,
+    parse_sampling_params,
+    usable_defaults,
+)
 from trunkline.server import native, operations, tokens
 from trunkline.server.answer import IGNORED_HEADER
 from trunkline.server.config import ServerConfig
@@ -78,7 +83,8 @@ def create_app(
     """
     limits = Limits(vocab_size=model.vocab_size, context_length=model.context_length)
     preferred = preferred_sampling(config, limits)
-    recommended = dict(model_sampling) if config.api.sampling_defaults == "model" else {}
+    by_model = config.api.sampling_defaults == "model"
+    recommended = usable_defaults(model_sampling, limits) if by_model else {}
     metrics = Metrics(model.name, sglang_names=config.api.metrics_sglang_names)
 
     def context(defaults: Mapping[str, Any]) -> RequestContext:

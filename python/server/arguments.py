@@ -14,7 +14,7 @@ import logging
 import os
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
 import yaml
@@ -25,6 +25,7 @@ from trunkline.server.config import ServerConfig
 logger = logging.getLogger(__name__)
 
 Group = TypeVar("Group")
+Number = TypeVar("Number", int, float)
 
 SECRET: Final = "***"
 _OPTIONAL: Final = (types.UnionType, typing.Union)
@@ -150,10 +151,27 @@ def _add_setting(
     if field.default is not None:
         words += f" (default: {field.default})"
     choices = field.metadata.get("choices")
+    minimum = field.metadata.get("minimum")
+    convert = kind if minimum is None else _at_least(kind, minimum)
     metavar = None if choices else {int: "N", float: "X", str: "TEXT"}[kind]
     group.add_argument(
-        *names, dest=field.name, type=kind, choices=choices, metavar=metavar, help=words
+        *names, dest=field.name, type=convert, choices=choices, metavar=metavar, help=words
     )
+
+
+def _at_least(kind: type[Number], minimum: float) -> Callable[[str], Number]:
+    """A conversion that refuses what is below `minimum`, and what is no number."""
+
+    def convert(text: str) -> Number:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"invalid {kind.__name__} value: {text!r}") from None
+        if not value >= minimum:
+            raise argparse.ArgumentTypeError(f"must be at least {minimum}, got {text}")
+        return value
+
+    return convert
 
 
 def _add_compat(group: argparse._ArgumentGroup, flag: CompatFlag) -> None:

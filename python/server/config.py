@@ -16,17 +16,21 @@ class HttpOptions:
     """The HTTP server."""
 
     host: str = setting("127.0.0.1", "address to listen on", env="TRUNKLINE_HOST")
-    port: int = setting(30000, "port to listen on; 0 takes a free one", env="TRUNKLINE_PORT")
+    port: int = setting(
+        30000, "port to listen on; 0 takes a free one", env="TRUNKLINE_PORT", minimum=0
+    )
     api_key: str | None = setting(
         None,
         "clients must send it as a bearer token (not to /health, /ready and /metrics)",
         env="TRUNKLINE_API_KEY",
         secret=True,
     )
-    max_body_bytes: int = setting(32 << 20, "largest request body; beyond it: 413")
-    keep_alive_timeout_s: float = setting(65.0, "seconds after which an idle connection is closed")
+    max_body_bytes: int = setting(32 << 20, "largest request body; beyond it: 413", minimum=1)
+    keep_alive_timeout_s: float = setting(
+        65.0, "seconds after which an idle connection is closed", minimum=0
+    )
     shutdown_grace_s: float = setting(
-        30.0, "seconds that requests in flight get to finish after SIGTERM or SIGINT"
+        30.0, "seconds that requests in flight get to finish after SIGTERM or SIGINT", minimum=0
     )
     skip_server_warmup: bool = setting(False, "do not send a first request to itself at start")
 

@@ -21,6 +21,7 @@ from trunkline.engine.checkpoint import Checkpoint
 from trunkline.engine.client import Client
 from trunkline.engine.process import EngineProcess
 from trunkline.engine.weights import open_checkpoint
+from trunkline.engine.weights.default_model import DEFAULT_MODEL
 from trunkline.server import logs
 from trunkline.server.app import create_app
 from trunkline.server.config import HttpOptions, ServerConfig
@@ -161,7 +162,7 @@ async def _load(config: ServerConfig, client: Client, gate: Gate) -> Server:
         checkpoint.chat_template,
         config,
         ServedModel(
-            name=options.served_model_name or options.model_path or checkpoint.source,
+            name=options.served_model_name or options.model_path or DEFAULT_MODEL.name,
             path=checkpoint.source,
             tokenizer_path=options.tokenizer_path or checkpoint.source,
             model_type=checkpoint.config.model_type,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -108,16 +109,22 @@ class Server:
     def __post_init__(self) -> None:
         self.idle.set()
 
-    def begin(self) -> None:
-        """Count a generation that starts."""
+    @contextlib.contextmanager
+    def running(self, rid: str, parts: list[str]) -> Iterator[None]:
+        """Count a generation while it runs, and know its parts by its id."""
+        is_parent = len(parts) > 1 and rid not in self.children
+        if is_parent:
+            self.children[rid] = parts
         self.in_flight += 1
         self.idle.clear()
-
-    def end(self) -> None:
-        """Count a generation that has ended."""
-        self.in_flight -= 1
-        if self.in_flight == 0:
-            self.idle.set()
+        try:
+            yield
+        finally:
+            if is_parent:
+                del self.children[rid]
+            self.in_flight -= 1
+            if self.in_flight == 0:
+                self.idle.set()
 
     def note_ignored(self, names: Sequence[str]) -> None:
         """Log each unknown body field the first time that a client sends it."""
@@ -136,10 +143,6 @@ class Server:
         if status.state != "ready":
             return status.error or f"the engine is {status.state}"
         return stuck(status)
-
-    async def control(self, verb: str, **arguments: str | float | bool | None) -> dict[str, object]:
-        """Ask the engine; as `Client.control`."""
-        return await self.client.control(verb, **arguments)
 
     async def refresh_engine_metrics(self, timeout_s: float = 1.0) -> None:
         """Fetch the engine's figures; the last ones stay if it does not answer in time."""

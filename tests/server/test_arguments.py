@@ -138,6 +138,10 @@ REFUSED = [
     (["--schedule-policy", "dfs-weight"], "invalid choice: 'dfs-weight'"),
     (["--device", "xpu"], "invalid choice: 'xpu'"),
     (["--port", "x"], "invalid int value: 'x'"),
+    (["--stream-interval", "0"], "must be at least 1, got 0"),
+    (["--max-running-requests", "-5"], "must be at least 1, got -5"),
+    (["--target-step-ms", "nan"], "must be at least 1, got nan"),
+    (["--chunked-prefill-size", "-2"], "must be at least -1, got -2"),
     (["--banana"], "unrecognized arguments: --banana"),
     (["--max-run", "4"], "unrecognized arguments: --max-run"),
 ]

@@ -4,7 +4,7 @@ from tests.server.live import MODEL, Live
 from tests.server.sse import events, texts
 
 
-def test_the_answer_has_the_rows_of_the_seed(live: Live):
+def test_the_answer_has_exactly_these_rows(live: Live):
     body = live.chat().json()
     assert list(body) == ["id", "object", "created", "model", "choices", "usage", "metadata"]
     assert len(body["id"]) == 32

@@ -170,6 +170,14 @@ def test_sampling_defaults():
         }
 
 
+def test_recommendations_that_no_request_could_have_are_left_out():
+    recommended = {"temperature": 0.5, "top_k": 0, "top_p": 0, "repetition_penalty": 9}
+    with Live(model_sampling=recommended) as live:
+        assert live.chat().status_code == 200
+        defaults = live.http.get("/server_info").json()["default_sampling_params"]["openai"]
+        assert defaults == {"temperature": 0.5, "top_k": -1}
+
+
 def test_openai_defaults_instead_of_the_models():
     config = ServerConfig(api=ApiOptions(sampling_defaults="openai"))
     with Live(config=config, model_sampling={"temperature": 0.25}) as live:

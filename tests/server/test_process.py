@@ -110,7 +110,7 @@ LONG = {"text": "the", "sampling_params": {"max_new_tokens": 60, "ignore_eos": T
 
 def test_a_server_from_start_to_end(server: Process):
     text = "\n".join(server.lines)
-    assert len(re.findall(r"server_args=ServerArgs\(.*api_key='\*\*\*'", text)) == 1
+    assert len(re.findall(r"server_args=ServerArgs\(", text)) == 1
     access = [line.partition('- "')[2] for line in server.lines if 'HTTP/1.1"' in line]
     assert access[:2] == ['GET /model_info HTTP/1.1" 200 OK', 'POST /generate HTTP/1.1" 200 OK']
     assert server.lines[-1].endswith(READY)

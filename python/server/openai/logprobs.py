@@ -68,9 +68,11 @@ def completion_logprobs(
         block["tokens"].append(text)
         block["token_logprobs"].append(finite(value) if known else None)
         top = logprobs.top[position] if logprobs.top else []
-        alternatives = {texts.text(token): chance for chance, token in reversed(top)}
-        finite_ones = {word: c for word, c in alternatives.items() if math.isfinite(c)}
-        block["top_logprobs"].append((finite_ones or None) if known and top else None)
+        best: dict[str, float] = {}
+        for chance, token in top if known else ():
+            if math.isfinite(chance):
+                best.setdefault(texts.text(token), chance)  # two tokens may have one text
+        block["top_logprobs"].append(best or None)
         block["text_offset"].append(offset)
         offset += len(text)
     return block, offset
