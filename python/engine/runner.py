@@ -221,7 +221,8 @@ class Runner:
         pages = options.num_pages
         kv_lens = plan.row_computed_len + plan.row_query_len
         moved = plan.page_moves
-        checks = (
+        checks: tuple[tuple[bool | npt.NDArray[np.bool_], str], ...] = (
+            (plan.row_slot.size > 0, "the plan has no rows"),
             (plan.opened_int[:, ADAPTER] == 0, "adapters are not supported"),
             ((plan.logit_flags & LOGIT_POOLED) == 0, "pooled states are not supported"),
             (moved[:, [0, 2, 5]] == 0, "page moves between tiers are not supported"),

@@ -12,12 +12,15 @@ from tests.kernels.driver import Driver, Sequence
 from tests.kernels.tiny import (
     FAMILIES,
     MemoryCheckpoint,
+    decoder_config,
     memory_checkpoint,
     reference_model,
     tiny_runner,
 )
 
 from trunkline.engine.checkpoint import CheckpointError
+from trunkline.engine.models.config import RopeConfig
+from trunkline.engine.models.rotary import rotary_spec
 
 
 def prompts(count: int, seed: int, longest: int = 200) -> list[list[int]]:
@@ -107,6 +110,21 @@ def test_rotary_buffers_of_old_checkpoints_are_skipped() -> None:
     made.weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
     made.weights["model.rotary_emb.inv_freq"] = torch.zeros(4)
     assert first_logits(made) == expected
+
+
+def test_frequency_factors_equal_the_scaling_that_they_spell_out() -> None:
+    """GGUF files bring llama3 scaling as one number per frequency."""
+    scaled = rotary_spec(decoder_config("llama-llama3-rope"), 8).inverse_frequencies
+    plain = rotary_spec(decoder_config("llama"), 8).inverse_frequencies
+    base = rotary_spec(decoder_config("llama", rope=RopeConfig(theta=500000.0)), 8)
+    factors = tuple((base.inverse_frequencies / scaled).tolist())
+    rope = RopeConfig(kind="factors", theta=500000.0, frequency_factors=factors)
+    spelt = rotary_spec(decoder_config("llama", rope=rope), 8).inverse_frequencies
+    torch.testing.assert_close(spelt, scaled)
+    assert not torch.allclose(spelt, plain)
+    few = RopeConfig(kind="factors", frequency_factors=(1.0, 2.0))
+    with pytest.raises(CheckpointError, match="2 frequency factors, needs 4"):
+        tiny_runner(memory_checkpoint("llama", rope=few))
 
 
 def test_unknown_architectures_and_activations_are_named() -> None:

@@ -13,9 +13,10 @@ from tests.kernels.plan_builder import Params
 from tests.kernels.tiny import memory_checkpoint, tiny_runner
 
 from trunkline.engine.runner import Runner
+from trunkline.kernels.torch_reference import attention, attention_plan, tiling
 
 NUM_TOKENS = 12
-FAMILIES = ("llama", "qwen3", "qwen2-mixed-window")
+FAMILIES = ("llama-wide", "qwen3", "qwen2-mixed-window")
 DTYPES = ("float32", "bfloat16")
 
 both_dtypes = pytest.mark.parametrize("dtype", DTYPES)
@@ -70,11 +71,47 @@ def test_batch_of_32(family: str, dtype: str) -> None:
 
 @families
 @both_dtypes
-@pytest.mark.parametrize("chunk", [1, 17, 100])
+@pytest.mark.parametrize("chunk", [17, 100])
 def test_chunked_prompts(family: str, dtype: str, chunk: int) -> None:
     requests = make_requests(8)
     Driver(shared_runner(family, dtype)).generate(requests, NUM_TOKENS, chunk=chunk)
     check(family, dtype, requests)
+
+
+@both_dtypes
+def test_token_by_token_prompts(dtype: str) -> None:
+    requests = make_requests(6)
+    Driver(shared_runner("qwen3", dtype)).generate(requests, NUM_TOKENS, chunk=1)
+    check("qwen3", dtype, requests)
+
+
+@families
+@both_dtypes
+@pytest.mark.parametrize("elements", [1, 1 << 24])
+def test_sizes_of_temporaries_do_not_matter(
+    family: str, dtype: str, elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Block by block and tile by tile, or everything at once."""
+    solo_runs(family, dtype)
+    monkeypatch.setattr(attention_plan, "CHUNK_ELEMENTS", elements)
+    requests = make_requests(8)
+    Driver(shared_runner(family, dtype)).generate(requests, NUM_TOKENS, chunk=170)
+    check(family, dtype, requests)
+
+
+def test_where_no_product_is_invariant_rows_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = make_requests(6)
+    Driver(tiny_runner(memory_checkpoint("llama"))).generate(expected, NUM_TOKENS)
+    monkeypatch.setattr(attention, "_is_invariant", lambda *_: False)
+    monkeypatch.setattr(tiling, "_reference_is_invariant", lambda *_: False)
+    runner = tiny_runner(memory_checkpoint("llama"))
+    alone, together = make_requests(6), make_requests(6)
+    for request in alone:
+        Driver(runner).generate([request], NUM_TOKENS)
+    Driver(runner).generate(together, NUM_TOKENS, chunk=17)
+    for one, other, usual in zip(alone, together, expected, strict=True):
+        assert same_bits(one, other)
+        assert one.output == usual.output
 
 
 @families
@@ -139,15 +176,15 @@ def test_output_as_prompt_after_retraction(family: str, dtype: str) -> None:
 def test_rows_in_any_order(dtype: str) -> None:
     requests = make_requests(32)
     order = np.random.default_rng(0).permutation(32)
-    Driver(shared_runner("llama", dtype)).generate([requests[i] for i in order], NUM_TOKENS)
-    check("llama", dtype, requests)
+    Driver(shared_runner("llama-wide", dtype)).generate([requests[i] for i in order], NUM_TOKENS)
+    check("llama-wide", dtype, requests)
 
 
 @both_dtypes
 def test_prompt_and_output_tokens_have_equal_logprobs(dtype: str) -> None:
     """Scoring a text equals having generated it."""
-    runner = shared_runner("llama", dtype)
-    run = solo_runs("llama", dtype)[4]
+    runner = shared_runner("llama-wide", dtype)
+    run = solo_runs("llama-wide", dtype)[4]
     driver = Driver(runner, top_n=1)
     for end, value in enumerate(run.logprobs, start=len(run.prompt)):
         again = Sequence(run.tokens[:end], Params(bias={run.tokens[end]: 1e4}))
@@ -177,8 +214,8 @@ def test_garbage_outside_a_row_is_never_read(dtype: str) -> None:
 def test_page_size_does_not_matter(page_size: int) -> None:
     pages = {1: 4000, 4: 1200, 64: 60}[page_size]
     runner = tiny_runner(
-        memory_checkpoint("llama"), dtype="float32", page_size=page_size, num_pages=pages
+        memory_checkpoint("qwen3"), dtype="float32", page_size=page_size, num_pages=pages
     )
     requests = make_requests(8)
     Driver(runner).generate(requests, NUM_TOKENS)
-    check("llama", "float32", requests)
+    check("qwen3", "float32", requests)

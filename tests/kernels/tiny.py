@@ -80,6 +80,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "rope": RopeConfig(kind="yarn", factor=4.0, original_max_position=128),
         },
     ),
+    "llama-wide": (
+        "Llama",
+        {
+            "vocab_size": 3001,
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "initializer_range": 0.05,
+        },
+        {},
+    ),
     "qwen3": ("Qwen3", {"head_dim": 16}, {"head_dim": 16, "qk_norm": True}),
 }
 

@@ -21,7 +21,7 @@ def rotary_spec(config: DecoderConfig, num_positions: int) -> RotarySpec:
         num_positions: how many positions the tables must hold.
 
     Raises:
-        ValueError: the kind is unknown.
+        ValueError: the kind is unknown, or its numbers do not fit the head.
     """
     rope = config.rope
     dim = rope.rotary_dim if rope.rotary_dim is not None else config.head_dim
@@ -31,6 +31,11 @@ def rotary_spec(config: DecoderConfig, num_positions: int) -> RotarySpec:
         return RotarySpec(1.0 / periods, 1.0, num_positions)
     if rope.kind == "linear":
         return RotarySpec(1.0 / periods / rope.factor, 1.0, num_positions)
+    if rope.kind == "factors":
+        factors = torch.tensor(rope.frequency_factors, dtype=torch.float32)
+        if factors.numel() * 2 != dim:
+            raise ValueError(f"rope has {factors.numel()} frequency factors, needs {dim // 2}")
+        return RotarySpec(1.0 / (periods * factors), 1.0, num_positions)
     if rope.kind == "llama3":
         return RotarySpec(_llama3(1.0 / periods, rope), 1.0, num_positions)
     if rope.kind == "yarn":
