@@ -36,26 +36,32 @@ def _reference_is_invariant(product: Product, rows: torch.Tensor) -> bool:
     return True
 
 
-def invariant_heights(product: Product, width: int, like: torch.Tensor) -> tuple[int, ...]:
+def invariant_heights(
+    product: Product, width: int, like: torch.Tensor, tallest: int = CANDIDATE_HEIGHTS[-1]
+) -> tuple[int, ...]:
     """Heights at which `product` may run, ascending.
 
     Args:
         product: the matrix product.
         width: elements of an input row.
         like: a tensor of the input's device and dtype.
+        tallest: the highest candidate to try, at least `REFERENCE_HEIGHT`.
 
     Returns:
         At least one height; `(1,)`, each row by itself, if nothing else is invariant.
     """
-    rows = random_tensor((CANDIDATE_HEIGHTS[-1], width), like, seed=1)
+    rows = random_tensor((tallest, width), like, seed=1)
     if not _reference_is_invariant(product, rows[:REFERENCE_HEIGHT].clone()):
         return (1,)
     expected = torch.cat([product(tile.clone()) for tile in torch.split(rows, REFERENCE_HEIGHT)])
     return tuple(
         height
         for height in CANDIDATE_HEIGHTS
-        if height == REFERENCE_HEIGHT
-        or torch.equal(product(rows[:height].clone()), expected[:height])
+        if height <= tallest
+        and (
+            height == REFERENCE_HEIGHT
+            or torch.equal(product(rows[:height].clone()), expected[:height])
+        )
     )
 
 

@@ -9,7 +9,14 @@ import torch
 import torch.nn.functional as F
 
 from trunkline.kernels.interface import LinearSpec, RotarySpec
-from trunkline.kernels.torch_reference.tiling import Product, invariant_heights, random_tensor
+from trunkline.kernels.torch_reference.tiling import (
+    CANDIDATE_HEIGHTS,
+    Product,
+    invariant_heights,
+    random_tensor,
+)
+
+MAX_WIDE_ROWS = 64  # rows of logits at once: vocabularies are wide
 
 Ready = tuple[Product, tuple[int, ...]]
 HeightCache = dict["ProductKey", tuple[int, ...]]
@@ -246,4 +253,5 @@ def _measure_heights(key: ProductKey, like: torch.Tensor) -> tuple[int, ...]:
     probe = block.repeat(-(-key.out_features // block.shape[0]), 1)[: key.out_features]
     bias = random_tensor((key.out_features,), like, seed=3) if key.biased else None
     stored = _Stored(probe, pack(probe) if key.packed else None, bias)
-    return invariant_heights(stored.product(key.wide), key.in_features, like)
+    tallest = MAX_WIDE_ROWS if key.wide else CANDIDATE_HEIGHTS[-1]
+    return invariant_heights(stored.product(key.wide), key.in_features, like, tallest)
