@@ -26,8 +26,6 @@ from trunkline.engine.tokenizer import Tokenizer
 from trunkline.engine.validation import Limits
 from trunkline.engine.weights import open_checkpoint
 
-logger = logging.getLogger(__name__)
-
 Value = TypeVar("Value")
 Output = dict[str, Any]
 
@@ -68,8 +66,8 @@ class Engine:
 
         Args:
             model_path: Hugging Face directory, hub id or `.gguf` file; None: the embedded default.
-            settings: any engine setting by its flat name (`max_total_tokens=4096`). The engine logs
-                below the logger "trunkline"; `log_level`, if given, is set there.
+            settings: any engine setting by its flat name (`max_total_tokens=4096`). The log
+                goes to the logger "trunkline"; `log_level` is that of this engine alone.
 
         Raises:
             TypeError: a setting does not exist.
@@ -77,12 +75,11 @@ class Engine:
             CheckpointError: the model cannot be loaded.
         """
         config = launch.engine_config({"model_path": model_path, **settings})
-        if "log_level" in settings:
-            logging.getLogger("trunkline").setLevel(config.log_level.upper())
+        logger = _own_logger(config.log_level if "log_level" in settings else None)
         shown = ", ".join(f"{name}={value!r}" for name, value in launch.flat(config).items())
         logger.info("server_args=ServerArgs(%s)", shown)
         checkpoint = open_checkpoint(config.model)
-        launched = launch.build(config, checkpoint)
+        launched = launch.build(config, checkpoint, logger)
         facts = launched.facts
         self._host = EngineHost(launched)
         self._finalizer = weakref.finalize(self, self._host.close)
@@ -315,6 +312,14 @@ class Engine:
 
     def _token_text(self, token_id: int) -> str:
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
+
+
+def _own_logger(level: str | None) -> logging.Logger:
+    """A logger below "trunkline" for one engine: its level is nobody else's."""
+    parent = logging.getLogger("trunkline")
+    logger = logging.Logger("trunkline.engine", level.upper() if level else logging.NOTSET)
+    logger.parent = parent
+    return logger
 
 
 async def _next(outputs: AsyncIterator[Output]) -> Output | None:

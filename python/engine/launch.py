@@ -33,8 +33,6 @@ from trunkline.engine.weights import open_checkpoint
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-logger = logging.getLogger(__name__)
-
 Group = TypeVar("Group", bound="DataclassInstance")
 
 # Step widths that are timed; no wider one is tried once a step takes longer than the target.
@@ -52,6 +50,7 @@ class LaunchedEngine:
     core_config: CoreConfig
     facts: EngineFacts
     log_interval_steps: int
+    logger: logging.Logger
 
     def loop(self, port: Port, beat: Callable[[], None]) -> EngineLoop:
         """Join it to a port; `beat` is called each time the loop goes round."""
@@ -62,6 +61,7 @@ class LaunchedEngine:
             log_interval_steps=self.log_interval_steps,
             max_total_tokens=self.facts.max_total_tokens,
             beat=beat,
+            logger=self.logger,
             verbs={"server_info": lambda _: {**facts, "stats": dict(self.core.stats())}},
         )
         return EngineLoop(self.core, self.runner, port, options)
@@ -87,23 +87,29 @@ def engine_config(settings: Mapping[str, object]) -> EngineConfig:
     return config
 
 
-def build(config: EngineConfig, checkpoint: Checkpoint | None = None) -> LaunchedEngine:
+def build(
+    config: EngineConfig,
+    checkpoint: Checkpoint | None = None,
+    logger: logging.Logger | None = None,
+) -> LaunchedEngine:
     """Load the model and make an engine of it.
 
     Args:
         config: the settings.
         checkpoint: the opened model, when the caller has it already.
+        logger: where this engine logs; None: this module's.
 
     Raises:
         CheckpointError: the model cannot be loaded.
         SettingError: a setting is out of range, or does not fit model and machine.
     """
     started_at = time.monotonic()
+    logger = logger or logging.getLogger(__name__)
     checkpoint = checkpoint or open_checkpoint(config.model)
     sizes = _sizes(config, checkpoint)
     runner = Runner(checkpoint, sizes.runner)
     _step_time(runner, sizes, _widths(sizes)[0])  # backends prepare much in their first step
-    budget = config.scheduler.max_prefill_tokens or _measured_budget(runner, sizes, config)
+    budget = config.scheduler.max_prefill_tokens or _measured_budget(runner, sizes, config, logger)
     core_config = _core_config(config, checkpoint, sizes, budget)
     facts = _facts(config, checkpoint, core_config, runner)
     facts = msgspec.structs.replace(facts, startup_s=time.monotonic() - started_at)
@@ -124,6 +130,7 @@ def build(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Launche
         core_config=core_config,
         facts=facts,
         log_interval_steps=config.scheduler.decode_log_interval,
+        logger=logger,
     )
 
 
@@ -241,7 +248,9 @@ def _facts(
     )
 
 
-def _measured_budget(runner: Runner, sizes: _Sizes, config: EngineConfig) -> int:
+def _measured_budget(
+    runner: Runner, sizes: _Sizes, config: EngineConfig, logger: logging.Logger
+) -> int:
     """The step budget that meets the target step time on this machine."""
     target_s = config.scheduler.target_step_ms / 1000
     times: list[tuple[int, float]] = []

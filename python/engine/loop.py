@@ -27,8 +27,6 @@ from trunkline.engine.step_log import StepLog
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-logger = logging.getLogger(__name__)
-
 Bytes = npt.NDArray[np.uint8]
 Verb = Callable[[Mapping[str, object]], dict[str, object]]
 
@@ -67,6 +65,7 @@ class LoopOptions:
     log_interval_steps: int = 40
     max_total_tokens: int
     beat: Callable[[], None]
+    logger: logging.Logger = field(default_factory=lambda: logging.getLogger(__name__))
     verbs: Mapping[str, Verb] = field(default_factory=dict)
 
 
@@ -84,7 +83,10 @@ class EngineLoop:
             np.zeros(options.arena_bytes, dtype=np.uint8) for _ in range(self._depth + 1)
         )
         self._in_flight: deque[Bytes] = deque()
-        log = self._log = StepLog(core.stats, options.log_interval_steps, options.max_total_tokens)
+        self._logger = options.logger
+        log = self._log = StepLog(
+            core.stats, options.log_interval_steps, options.max_total_tokens, options.logger
+        )
         # They hold no reference to the loop: without a cycle, memory comes back when it ends.
         self._verbs: dict[str, Verb] = {
             "flush_cache": lambda _: {"flushed": core.flush_cache()},
@@ -135,7 +137,7 @@ class EngineLoop:
             self._failed_steps += 1
             if self._failed_steps > MAX_FAILED_STEPS:
                 raise
-            logger.exception("Step %d failed; its requests end with an error", plan.step)
+            self._logger.exception("Step %d failed; its requests end with an error", plan.step)
             return encode_result(
                 plan.step,
                 {
@@ -162,7 +164,7 @@ class EngineLoop:
             elif message.kind == messages.CONTROL:
                 self._control(message)
             else:
-                logger.error("Dropped a message of unknown kind %r", message.kind)
+                self._logger.error("Dropped a message of unknown kind %r", message.kind)
 
     def _send_events(self) -> None:
         for client, blob in self._core.take_events():
@@ -176,7 +178,7 @@ class EngineLoop:
         try:
             self._core.submit(message.client, message.payload, time.time())
         except Exception as error:  # malformed, so no event follows by itself
-            logger.error("Refused a malformed request: %s", error)
+            self._logger.error("Refused a malformed request: %s", error)
             key = msgspec.msgpack.decode(message.payload)[0]
             refusal = messages.Refused(key, 400, "invalid_request_error", str(error), None)
             self._send(message.client, msgspec.msgpack.encode([refusal]))

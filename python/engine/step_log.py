@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-logger = logging.getLogger(__name__)
-
 PREFILL_INTERVAL_S: Final = 1.0
 LOOK_INTERVAL_S: Final = 0.1  # gathering the counters costs more than a turn of the loop may
 
@@ -24,8 +22,13 @@ class StepLog:
     """Follows one scheduler. `step` is called once per turn of the loop."""
 
     def __init__(
-        self, stats: Callable[[], Stats], interval_steps: int, max_total_tokens: int
+        self,
+        stats: Callable[[], Stats],
+        interval_steps: int,
+        max_total_tokens: int,
+        logger: logging.Logger,
     ) -> None:
+        self._logger = logger
         self._stats = stats
         self._interval_steps = interval_steps
         self._max_total_tokens = max_total_tokens
@@ -39,7 +42,7 @@ class StepLog:
 
     def step(self, *, idle: bool) -> None:
         """Count a step (or, idle, none) and write the lines that are due."""
-        if not logger.isEnabledFor(logging.INFO):
+        if not self._logger.isEnabledFor(logging.INFO):
             return
         now = time.monotonic()
         self._steps += not idle
@@ -62,7 +65,7 @@ class StepLog:
             return
         all_cached = stats["cached_tokens_total"]
         all_tokens = all_cached + stats["prompt_tokens_total"]
-        logger.info(
+        self._logger.info(
             "Prefill batch. #new-seq: %d, #new-token: %d, #cached-token: %d, "
             "cache hit rate: %.2f%%, token usage: %.2f, #running-req: %d, #queue-req: %d",
             self._since(self._last_prefill, stats, "admitted_sequences_total"),
@@ -80,7 +83,7 @@ class StepLog:
         elapsed = now - self._last_decode_at
         self.gen_throughput = tokens / elapsed if elapsed > 0 else 0.0
         if tokens > 0:
-            logger.info(
+            self._logger.info(
                 "Decode batch. #running-req: %d, #token: %d, token usage: %.2f, "
                 "gen throughput (token/s): %.2f, #queue-req: %d",
                 stats["num_running"],
@@ -94,7 +97,7 @@ class StepLog:
     def _retraction(self, stats: Stats) -> None:
         retracted = self._since(self._last_retraction, stats, "retracted_requests_total")
         if retracted > 0:
-            logger.info(
+            self._logger.info(
                 "KV cache pool is full. Retract requests. #retracted_reqs: %d, "
                 "#new_token_ratio: %.4f -> %.4f",
                 retracted,

@@ -269,3 +269,13 @@ def test_an_engine_that_was_shut_down_says_so(tiny_model: str) -> None:
         engine.generate("a")
     with pytest.raises(EngineDied, match="shut down"):
         asyncio.run(engine.async_generate("a"))
+
+
+def test_log_levels_are_an_engines_own(tiny_model: str, caplog: pytest.LogCaptureFixture) -> None:
+    with Engine(tiny_model, max_total_tokens=1024, max_prefill_tokens=64, log_level="info"):
+        assert "max_total_num_tokens=1024" in caplog.text
+        assert "server_args=ServerArgs(" in caplog.text
+    caplog.clear()
+    caplog.set_level("INFO")
+    with Engine(tiny_model, max_total_tokens=1024, max_prefill_tokens=64, log_level="error"):
+        assert "max_total_num_tokens" not in caplog.text

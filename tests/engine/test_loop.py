@@ -164,8 +164,8 @@ def stats(**values: float) -> dict[str, float]:
 
 def test_log_lines_have_the_format_that_tools_parse(caplog: pytest.LogCaptureFixture) -> None:
     now = stats()
-    with caplog.at_level(logging.INFO, logger="trunkline.engine.step_log"):
-        log = StepLog(lambda: dict(now), interval_steps=2, max_total_tokens=100)
+    with caplog.at_level(logging.INFO, logger="trunkline.engine.loop"):
+        log = StepLog(lambda: dict(now), 2, 100, logging.getLogger("trunkline.engine.loop"))
         log.step(idle=True)
         time.sleep(0.11)
         now |= {"prompt_tokens_total": 49, "cached_tokens_total": 1, "admitted_sequences_total": 1}
