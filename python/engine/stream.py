@@ -50,7 +50,7 @@ class EngineDied(Exception):
     """The engine is gone, and with it the request; or it is not there yet."""
 
 
-class EventsLost(Exception):
+class EventsLost(EngineDied):
     """The engine's events do not join: a bug. The request is aborted."""
 
 

@@ -182,7 +182,7 @@ async def _submitted(host: EngineHost, requests: list[Case]) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def many() -> list[Case]:
-    return cases(200, seed=2, max_prompt=60, max_new=30)
+    return cases(200, seed=2, max_prompt=40, max_new=18)
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +198,7 @@ def test_a_tiny_pool_with_aborts_loses_nothing(
     rng = random.Random(3)
     aborted = {rng.randrange(200) for _ in range(40)}
     settings = SETTINGS | {"schedule_policy": policy, "schedule_conservativeness": 0.01}
-    with Engine(tiny_model, max_total_tokens=320, **settings) as engine:
+    with Engine(tiny_model, max_total_tokens=192, **settings) as engine:
         outputs = asyncio.run(_torture(engine, many, aborted))
         stats: Any = engine.server_info()["stats"]
         assert (stats["num_running"], stats["num_waiting"]) == (0, 0)
@@ -210,7 +210,7 @@ def test_a_tiny_pool_with_aborts_loses_nothing(
         engine.check_integrity()
         assert engine.flush_cache()
         stats = engine.server_info()["stats"]
-        assert stats["free_tokens"] == stats["total_tokens"] == 320
+        assert stats["free_tokens"] == stats["total_tokens"] == 192
     for index, (output, alone) in enumerate(zip(outputs, many_alone, strict=True)):
         if output["meta_info"]["finish_reason"]["type"] == "abort":
             assert index in aborted
