@@ -20,6 +20,10 @@ use crate::sequence::{Sequence, SequenceId};
 use crate::state::State;
 use crate::step::{Step, StepRow};
 
+/// Waiting sequences that may be found to share a running one's prefix in one plan: it keeps plans
+/// short.
+const MAX_FOLLOWS_PER_PLAN: u32 = 256;
+
 /// Makes plans; holds only memory that is reused from step to step.
 #[derive(Debug, Default)]
 pub(crate) struct Planner {
@@ -145,6 +149,7 @@ impl Planner {
             state.queue.refresh_some(&state.sequences, &state.memory);
         }
         let mut next = 0;
+        let mut follows = 0;
         while budget > 0 {
             let partial = self.partial.get(next).copied();
             let waiting = if admitting && has_room(state) {
@@ -164,7 +169,11 @@ impl Planner {
                                 self.writer.page_move(from, to, tokens);
                             }
                         }
-                        Some(Admission::Follows) => continue,
+                        Some(Admission::Follows) => {
+                            follows += 1;
+                            admitting = follows < MAX_FOLLOWS_PER_PLAN;
+                            continue;
+                        }
                         Some(Admission::NoMemory) | None => {
                             admitting = false;
                             continue;

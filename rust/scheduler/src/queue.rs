@@ -128,11 +128,12 @@ impl Queue {
         if self.policy != Policy::Lpm {
             return;
         }
-        let after = self.refreshed_to.map_or(Unbounded, Excluded);
-        let mut batch = std::mem::take(&mut self.batch);
+        let last = self.refreshed_to.unwrap_or(Arrival { request: 0, sample: 0 });
         // After the last one, from the start again.
-        self.refreshed_to = None;
-        for (&arrival, &id) in self.by_arrival.range((after, Unbounded)).take(REFRESHED_PER_PLAN) {
+        let later = self.by_arrival.range((Excluded(last), Unbounded));
+        let round = later.chain(self.by_arrival.range(..=last)).take(REFRESHED_PER_PLAN);
+        let mut batch = std::mem::take(&mut self.batch);
+        for (&arrival, &id) in round {
             self.refreshed_to = Some(arrival);
             batch.push(id);
         }
@@ -158,6 +159,16 @@ impl Queue {
                 return Some(id);
             }
         }
+    }
+
+    /// A sequence that ranks behind `rank` and of whose request nothing has run: of these, the last.
+    pub(crate) fn last_behind(
+        &self,
+        rank: Rank,
+        unstarted: impl Fn(SequenceId) -> bool,
+    ) -> Option<SequenceId> {
+        let behind = self.by_policy.iter().rev().take_while(|(key, _)| key.rank > rank);
+        behind.map(|(_, &id)| id).find(|&id| unstarted(id))
     }
 
     /// Counts an admission of whom `head` named.

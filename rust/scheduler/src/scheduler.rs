@@ -10,7 +10,7 @@ use crate::error::{Error, IntegrityError, Result};
 use crate::integrity;
 use crate::messages::Submit;
 use crate::planner::Planner;
-use crate::request::{Found, Request, RequestIndex, SampleState};
+use crate::request::{Found, Rank, Request, RequestIndex, SampleState};
 use crate::state::State;
 use crate::stats;
 use crate::validation::{self, invalid};
@@ -87,7 +87,8 @@ impl Scheduler {
             return Err(invalid(Some("rid"), message));
         }
         let params = validation::params(&state.config, state.decoder.is_some(), &mut submit)?;
-        validation::room_in_queue(&state.config, &state.requests, submit.request_class)?;
+        self.make_room_in_queue(params.rank)?;
+        let state = &mut self.state;
         let id = state.requests.next_id();
         let preparing = submit.must_prepare;
         let index = state.requests.insert(Request {
@@ -109,6 +110,32 @@ impl Scheduler {
         }
         state.activate_next(index);
         Ok(preparing.then_some(id))
+    }
+
+    /// Refuses a request when as many of its class are waiting as may, unless one of them ranks behind
+    /// it: with priorities, that one is ended instead.
+    fn make_room_in_queue(&mut self, rank: Rank) -> std::result::Result<(), Refusal> {
+        let state = &mut self.state;
+        let most = match rank.class {
+            0 => state.config.max_queued_requests,
+            _ => state.config.max_queued_batch_requests,
+        };
+        if most.is_none_or(|most| state.requests.num_unstarted(rank.class) < most) {
+            return Ok(());
+        }
+        let behind = state.queue.last_behind(rank, |id| {
+            let sequence = &state.sequences[id];
+            sequence.params.rank.class == rank.class
+                && !state.requests.get(sequence.request).started
+        });
+        if let Some(id) = behind {
+            let message = "The request was aborted by a higher priority request.";
+            let index = state.sequences[id].request;
+            state.finish_request(index, &Finish::error(503, message));
+            return Ok(());
+        }
+        let message = "The request queue is full.".to_owned();
+        Err(Refusal { status: 503, kind: "queue_full", message, param: None })
     }
 
     /// Releases a request that had to be prepared, or with `error` refuses it (400). Unknown ids are

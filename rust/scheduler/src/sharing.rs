@@ -69,7 +69,9 @@ impl Sharing {
             let leader = &sequences[id];
             let tokens = &leader.tokens[..leader.fill_target as usize];
             let most = key.len().min(tokens.len());
-            if most as u32 <= longest || key[..longest as usize] != tokens[..longest as usize] {
+            let last = longest as usize;
+            // The token that most leaders differ in first, then all before it.
+            if most <= last || key[last] != tokens[last] || key[..last] != tokens[..last] {
                 continue;
             }
             let differs = key[..most].iter().zip(&tokens[..most]).position(|(a, b)| a != b);

@@ -6,7 +6,7 @@ use text::StopStrings;
 
 use crate::config::Config;
 use crate::messages::{SamplingParams, Submit};
-use crate::request::{Bounds, Params, Rank, Requests};
+use crate::request::{Bounds, Params, Rank};
 use crate::wire::Refusal;
 
 const INVALID: &str = "invalid_request_error";
@@ -186,23 +186,6 @@ fn limit(config: &Config, submit: &Submit) -> Result<u32, Refusal> {
     // The last token needs no KV.
     let most = context.min(pool + 1);
     Ok(prompt_len.saturating_add(max_new).min(most) as u32)
-}
-
-/// Refuses a request when as many of its class are waiting as may.
-pub(crate) fn room_in_queue(
-    config: &Config,
-    requests: &Requests,
-    class: u8,
-) -> Result<(), Refusal> {
-    let most = match class {
-        0 => config.max_queued_requests,
-        _ => config.max_queued_batch_requests,
-    };
-    if most.is_none_or(|most| requests.num_unstarted(class) < most) {
-        return Ok(());
-    }
-    let message = "The request queue is full.".to_owned();
-    Err(Refusal { status: 503, kind: "queue_full", message, param: None })
 }
 
 /// Refuses a request whose lists would not leave room for a row in the plan's arena.

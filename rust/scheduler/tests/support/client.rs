@@ -27,7 +27,9 @@ pub struct Sent {
 
 impl Sent {
     pub fn is_over(&self) -> bool {
-        self.refused.is_some() || self.samples.iter().all(|sample| sample.finished.is_some())
+        let ended =
+            !self.samples.is_empty() && self.samples.iter().all(|sample| sample.finished.is_some());
+        self.refused.is_some() || ended
     }
 }
 

@@ -1,0 +1,386 @@
+//! Who computes what and when: budget, order, sharing, memory.
+
+mod support;
+
+use scheduler::{Config, Policy};
+use support::blocks::{Plan, section as s};
+use support::config;
+use support::engine::Engine;
+use support::messages::{Submit, submit};
+use support::oracle::solo;
+
+/// Tokens of every row of a plan, by slot.
+fn rows(plan: &Plan) -> Vec<(i32, i32)> {
+    plan.ints(s::ROW_SLOT).into_iter().zip(plan.ints(s::ROW_QUERY_LEN)).collect()
+}
+
+fn prompt(seed: u32, length: u32) -> Vec<u32> {
+    (0..length).map(|position| (position * position + seed * 7 + position * seed) % 19).collect()
+}
+
+fn cached(engine: &Engine, key: u64, sample: usize) -> u32 {
+    engine.sample(key, sample).started.as_ref().expect("it ran").cached_device
+}
+
+fn assert_all_as_solo(engine: &Engine) {
+    for (key, sent) in &engine.client.requests {
+        for sample in 0..sent.samples.len() {
+            let expected = solo(&sent.submit, sample, &engine.config).outputs;
+            assert_eq!(engine.sample(*key, sample).token_ids, expected, "request {key}");
+        }
+    }
+}
+
+/// Keys in the order in which they got their first token.
+fn order_of_start(engine: &Engine) -> Vec<u64> {
+    let mut started: Vec<_> = engine
+        .client
+        .requests
+        .iter()
+        .filter_map(|(key, sent)| {
+            let started = sent.samples[0].started.as_ref()?;
+            Some((started.forward_entry_time, *key))
+        })
+        .collect();
+    started.sort_by(|a, b| a.0.total_cmp(&b.0));
+    started.into_iter().map(|(_, key)| key).collect()
+}
+
+#[test]
+fn a_prompt_is_computed_in_chunks_that_fill_the_budget() {
+    let mut engine = Engine::new(config());
+    engine.submit(&submit(1, &prompt(1, 70), 2));
+    let lengths: Vec<_> = (0..3)
+        .map(|_| {
+            let plan = engine.plan().expect("there is work");
+            engine.commit();
+            plan.num_tokens()
+        })
+        .collect();
+    assert_eq!(lengths, [32, 32, 6]);
+    engine.drain();
+    let mut engine = Engine::new(Config { max_chunk_tokens: Some(10), ..config() });
+    engine.submit(&submit(1, &prompt(1, 70), 2));
+    engine.submit(&submit(2, &prompt(2, 70), 2));
+    let plan = engine.plan().expect("there is work");
+    assert_eq!(rows(&plan), [(0, 10), (1, 10)]);
+    engine.commit();
+    engine.drain();
+    assert_all_as_solo(&engine);
+}
+
+#[test]
+fn long_prompts_never_starve_decoding_nor_the_other_way_round() {
+    for (budget, running) in [(16, 14), (9, 8), (2, 1), (64, 8)] {
+        let load = Config {
+            max_batch_tokens: budget,
+            max_running_requests: running,
+            num_pages: 1000,
+            prefix_cache: false,
+            ..config()
+        };
+        let share = budget.div_ceil(8);
+        let most = load.max_running() as usize;
+        let mut engine = Engine::new(load);
+        let mut key = 0;
+        let mut decoding = std::collections::BTreeSet::new();
+        for _ in 0..400 {
+            while engine.stat("num_waiting") < 3 {
+                key += 1;
+                engine.submit(&submit(key, &prompt(key as u32, 1 + (key as u32 * 37) % 120), 9));
+            }
+            let plan = engine.plan().expect("there is work");
+            let rows = rows(&plan);
+            assert!(rows.len() <= most);
+            // Every sequence that had a token in the last step and goes on has a row.
+            let closed = plan.ints(s::CLOSED_SLOTS);
+            for slot in &decoding {
+                let planned = rows.contains(&(*slot, 1));
+                assert!(planned || closed.contains(slot), "slot {slot} was left out");
+            }
+            let full = plan.num_tokens() == budget as usize;
+            let prompts: i32 = rows
+                .iter()
+                .filter(|(slot, _)| !decoding.contains(slot) || closed.contains(slot))
+                .map(|(_, length)| length)
+                .sum();
+            let room = most > engine.stat("num_running") as usize;
+            assert!(full || !room || prompts >= share as i32, "{rows:?}");
+            let sampled = plan.ints(s::SAMPLE_SLOT);
+            engine.commit();
+            decoding = sampled.into_iter().collect();
+        }
+        engine.abort(scheduler::Target::All);
+        engine.drain();
+    }
+}
+
+#[test]
+fn identical_prompts_are_cached_but_for_one_token() {
+    let mut engine = Engine::new(Config { page_size: 16, ..config() });
+    for (key, length) in [(1, 50), (2, 48), (3, 17), (4, 16), (5, 1)] {
+        for again in [0, 100] {
+            engine.submit(&submit(key + again, &prompt(key as u32, length), 5));
+            engine.drain();
+        }
+        assert_eq!(cached(&engine, key + 100, 0), length - 1);
+    }
+    assert_all_as_solo(&engine);
+}
+
+#[test]
+fn prompts_that_share_21_tokens_share_21_at_page_size_16() {
+    let mut engine = Engine::new(Config { page_size: 16, ..config() });
+    let mut second = prompt(1, 40);
+    second[21] = (second[21] + 1) % 19;
+    engine.submit(&submit(1, &prompt(1, 40), 5));
+    engine.drain();
+    engine.submit(&submit(2, &second, 5));
+    let plan = engine.plan().expect("there is work");
+    let moves = plan.ints(s::PAGE_MOVES);
+    assert_eq!((moves.len(), moves[4]), (6, 5), "five tokens are copied from the donor");
+    engine.commit();
+    engine.drain();
+    assert_eq!(cached(&engine, 2, 0), 21);
+    // A conversation's next turn finds prompt and output; the last output has no KV.
+    let outputs = engine.sample(1, 0).token_ids.clone();
+    let turn = [&prompt(1, 40)[..], &outputs, &[3, 3]].concat();
+    engine.submit(&submit(3, &turn, 5));
+    engine.drain();
+    assert_eq!(cached(&engine, 3, 0), 44);
+    assert_all_as_solo(&engine);
+}
+
+#[test]
+fn namespaces_and_weight_epochs_do_not_share() {
+    let mut engine = Engine::new(config());
+    let request = |key| submit(key, &prompt(1, 30), 4);
+    engine.submit(&request(1));
+    engine.drain();
+    engine.submit(&Submit { namespace: "tenant".into(), ..request(2) });
+    engine.drain();
+    assert_eq!(cached(&engine, 2, 0), 0);
+    engine.submit(&request(3));
+    engine.plan();
+    assert!(!engine.scheduler.set_weight_epoch(7), "a step is in flight");
+    engine.commit();
+    assert!(engine.scheduler.set_weight_epoch(7));
+    engine.submit(&request(4));
+    let plan = engine.plan().expect("there is work");
+    assert_eq!(plan.weight_epoch, 7);
+    engine.commit();
+    engine.drain();
+    assert_eq!((cached(&engine, 3, 0), cached(&engine, 4, 0)), (29, 0));
+    engine.submit(&request(5));
+    engine.drain();
+    assert_eq!(cached(&engine, 5, 0), 29);
+    engine.submit(&request(6));
+    assert!(!engine.scheduler.flush_cache(), "a request waits");
+    engine.drain();
+    assert!(engine.scheduler.flush_cache());
+    engine.submit(&request(7));
+    engine.drain();
+    assert_eq!(cached(&engine, 7, 0), 0);
+}
+
+#[test]
+fn followers_wait_for_the_prefix_that_a_leader_computes() {
+    let shared = prompt(1, 90);
+    let mut engine = Engine::new(config());
+    for key in 1..=4 {
+        let own = [&shared[..], &[key as u32]].concat();
+        engine.submit(&submit(key, &own, 6));
+    }
+    engine.submit(&submit(5, &prompt(9, 20), 6));
+    let plan = engine.plan().expect("there is work");
+    assert_eq!(plan.num_rows(), 1, "the leader takes the whole budget");
+    engine.commit();
+    assert_eq!(engine.stat("num_running"), 1);
+    assert_eq!(engine.stat("num_waiting"), 4);
+    engine.drain();
+    for key in 2..=4 {
+        // They start when less than 32 shared tokens are left: two chunks of 32 are in the cache.
+        assert!(cached(&engine, key, 0) >= 64, "request {key}");
+    }
+    assert_all_as_solo(&engine);
+}
+
+#[test]
+fn followers_find_another_leader_when_theirs_is_aborted() {
+    let shared = prompt(1, 90);
+    let mut engine = Engine::new(Config { overlap_depth: 1, ..config() });
+    for key in 1..=3 {
+        let own = [&shared[..], &[key as u32]].concat();
+        engine.submit(&submit(key, &own, 6));
+    }
+    engine.plan();
+    assert_eq!(engine.abort(scheduler::Target::Rid("r1")), 1);
+    engine.commit();
+    assert_eq!(engine.stat("num_running"), 0);
+    let plan = engine.plan().expect("another leader computes");
+    assert_eq!(plan.num_rows(), 1);
+    engine.commit();
+    engine.drain();
+    assert!(cached(&engine, 3, 0) >= 64);
+    assert_eq!(engine.sample(1, 0).finished.as_ref().expect("it ended").reason, "abort");
+}
+
+#[test]
+fn lpm_serves_the_longest_cached_prefix_first() {
+    for (policy, order) in [(Policy::Fcfs, [1, 2, 3, 4, 5]), (Policy::Lpm, [1, 2, 5, 4, 3])] {
+        let mut engine = Engine::new(Config { policy, max_running_requests: 1, ..config() });
+        engine.submit(&submit(1, &prompt(1, 60), 2));
+        engine.drain();
+        engine.now += 1.0;
+        engine.submit(&submit(2, &prompt(7, 30), 20));
+        engine.turn();
+        engine.submit(&submit(3, &prompt(9, 60), 2));
+        engine.submit(&submit(4, &[&prompt(1, 20)[..], &prompt(4, 20)].concat(), 2));
+        engine.submit(&submit(5, &[&prompt(1, 40)[..], &prompt(4, 20)].concat(), 2));
+        engine.drain();
+        assert_eq!(order_of_start(&engine), order);
+    }
+}
+
+#[test]
+fn lpm_learns_of_prefixes_that_are_cached_while_a_request_waits() {
+    let mut engine =
+        Engine::new(Config { policy: Policy::Lpm, max_running_requests: 1, ..config() });
+    engine.submit(&submit(1, &prompt(1, 60), 5));
+    engine.submit(&submit(2, &prompt(9, 60), 2));
+    engine.submit(&submit(3, &prompt(1, 58), 2));
+    engine.drain();
+    assert_eq!(order_of_start(&engine), [1, 3, 2]);
+}
+
+#[test]
+fn priorities_and_classes_order_the_queue() {
+    let with = |key, priority, class| Submit {
+        priority,
+        request_class: class,
+        ..submit(key, &prompt(key as u32, 10), 3)
+    };
+    let table = [
+        (false, false, [1, 2, 3, 4, 5]),
+        (true, false, [1, 4, 2, 3, 5]),
+        (true, true, [1, 3, 2, 4, 5]),
+    ];
+    for (priority_scheduling, low_priority_first, order) in table {
+        let mut engine = Engine::new(Config {
+            priority_scheduling,
+            low_priority_first,
+            max_running_requests: 1,
+            ..config()
+        });
+        engine.submit(&with(1, 0, 0));
+        engine.turn();
+        engine.submit(&with(5, 9, 1));
+        for (key, priority) in [(2, 1), (3, 0), (4, 2)] {
+            engine.submit(&with(key, priority, 0));
+        }
+        engine.drain();
+        assert_eq!(order_of_start(&engine), order);
+    }
+}
+
+#[test]
+fn aging_lets_the_lowest_through() {
+    let mut engine = Engine::new(Config {
+        priority_scheduling: true,
+        max_running_requests: 1,
+        aging_steps: 20,
+        ..config()
+    });
+    engine.submit(&Submit { request_class: 1, priority: -5, ..submit(1, &prompt(1, 10), 2) });
+    let mut key = 1;
+    let mut admitted_before = 0;
+    while engine.sample(1, 0).started.is_none() {
+        while engine.stat("num_waiting") < 4 {
+            key += 1;
+            engine.submit(&Submit { priority: 5, ..submit(key, &prompt(key as u32, 10), 2) });
+        }
+        engine.turn();
+        admitted_before = engine.stat("admitted_sequences_total");
+    }
+    // Two steps each: ten before it is overdue, and its turn comes within eight admissions.
+    assert!((8..=20).contains(&admitted_before), "{admitted_before}");
+    engine.abort(scheduler::Target::All);
+    engine.drain();
+}
+
+#[test]
+fn a_full_pool_retracts_and_everything_still_ends_as_alone() {
+    for overlap_depth in 0..3 {
+        let mut engine = Engine::new(Config {
+            page_size: 2,
+            num_pages: 31,
+            overlap_depth,
+            eos_token_ids: vec![19],
+            new_token_ratio_init: 0.0,
+            new_token_ratio_min: 0.0,
+            ..config()
+        });
+        for key in 1..=12 {
+            let mut request = submit(key, &prompt(key as u32, 3 + key as u32 % 5), 40);
+            request.sampling.min_new_tokens = 30;
+            engine.submit(&request);
+        }
+        engine.drain();
+        assert_all_as_solo(&engine);
+        assert!(engine.stat("retracted_requests_total") > 0);
+        let retractions = engine
+            .client
+            .requests
+            .values()
+            .map(|sent| sent.samples[0].finished.as_ref().expect("it ended").num_retractions);
+        let total = u64::from(retractions.sum::<u32>());
+        assert_eq!(total, engine.stat("retracted_requests_total"));
+        assert_eq!(engine.stat("free_tokens") + engine.stat("evictable_tokens"), 60);
+    }
+}
+
+#[test]
+fn retraction_takes_batch_before_interactive() {
+    let mut engine = Engine::new(Config {
+        page_size: 1,
+        num_pages: 41,
+        eos_token_ids: vec![19],
+        new_token_ratio_init: 0.0,
+        new_token_ratio_min: 0.0,
+        ..config()
+    });
+    for (key, class) in [(1, 1), (2, 0)] {
+        let mut request =
+            Submit { request_class: class, ..submit(key, &prompt(key as u32, 5), 30) };
+        request.sampling.min_new_tokens = 30;
+        engine.submit(&request);
+        engine.turn();
+    }
+    engine.drain();
+    let retractions =
+        |key| engine.sample(key, 0).finished.as_ref().expect("it ended").num_retractions;
+    assert_eq!(retractions(2), 0);
+    assert!(retractions(1) > 0);
+    assert_all_as_solo(&engine);
+}
+
+#[test]
+fn overlapped_steps_take_their_token_from_the_device() {
+    let mut engine = Engine::new(Config { overlap_depth: 2, ..config() });
+    engine.submit(&submit(1, &prompt(1, 5), 4));
+    let sources: Vec<_> = std::iter::from_fn(|| engine.plan())
+        .take(3)
+        .map(|plan| (plan.ints(s::ROW_TOKEN_SOURCE), plan.ints(s::POSITIONS)))
+        .collect();
+    assert_eq!(sources[0], (vec![0], vec![0, 1, 2, 3, 4]));
+    assert_eq!(sources[1], (vec![1], vec![5]));
+    assert_eq!(sources[2], (vec![1], vec![6]));
+    engine.commit();
+    // The fourth and last token is sampled by the row of position 7; none is planned after it.
+    let plan = engine.plan().expect("one more token");
+    assert_eq!(plan.ints(s::POSITIONS), [7]);
+    engine.commit();
+    assert!(engine.plan().is_none(), "the length is known in advance");
+    engine.drain();
+    assert_all_as_solo(&engine);
+}
