@@ -7,6 +7,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests share the cores with the processes that they start: torch's threads must not spin.
+export OMP_WAIT_POLICY ?= PASSIVE
 
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
@@ -61,7 +63,7 @@ format: $(VENV)/.installed-dev  ## Format everything
 
 .PHONY: bench
 bench: $(VENV)/.installed-dev  ## Run the benchmarks that need no peer
-	cargo bench --quiet -p radix_tree
+	cargo bench --quiet -p radix_tree -p text
 	$(BIN)/python bench/scheduler_step.py
 
 .PHONY: clean

@@ -277,6 +277,9 @@ class EngineProcess:
 def _spawn(module: str, status_pipe: int) -> subprocess.Popen[bytes]:
     """Start a child in a session of its own: a terminal's Ctrl-C is its parent's to handle."""
     environment = dict(os.environ)
+    # Threads that spin for work starve each other when anything else needs a core, the HTTP process
+    # for one: a step then takes ten times as long. Read when torch loads.
+    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     package_root = str(Path(__file__).parents[2])
     if package_root not in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
         known = [path for path in (environment.get("PYTHONPATH"),) if path]
