@@ -24,7 +24,7 @@ $(VENV)/.created:
 # The runtime: the package itself, editable, with its Rust core.
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt $(RUST_SOURCES)
 	$(PIP) install --quiet -c constraints.txt 'maturin>=1.9.4,<2'
-	$(PIP) install --quiet --progress-bar on -c constraints.txt --config-settings=build-args=--release -e .
+	$(PIP) install --quiet --progress-bar on -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
