@@ -164,9 +164,17 @@ impl<'a> StepResult<'a> {
         if expected.sampled_logprobs || self.sampled_logprobs.len() > 0 {
             length("sampled_logprobs", self.sampled_logprobs.len(), total)?;
         }
+        if self.is_all_failed() {
+            return Ok(());
+        }
         length("score_logprobs", self.score_logprobs.len(), expected.num_scores)?;
         length("top_ids", self.top_ids.len(), expected.num_top)?;
         length("top_logprobs", self.top_logprobs.len(), expected.num_top)
+    }
+
+    /// Whether no row has a result: log-probs may then be left out.
+    fn is_all_failed(&self) -> bool {
+        self.row_errors.len() > 0 && self.row_errors.i32s().all(|error| error != 0)
     }
 
     /// Tokens that a sample entry yields.

@@ -119,6 +119,20 @@ fn a_wrong_result_is_an_error_and_commits_nothing() {
 }
 
 #[test]
+fn a_step_that_failed_as_a_whole_needs_no_log_probs() {
+    let (mut scheduler, good) = one_step();
+    let failed = StepResult {
+        step: good.step,
+        sample_counts: vec![0],
+        row_errors: vec![3],
+        ..StepResult::default()
+    };
+    scheduler.commit(0.0, &failed.encode()).expect("every row failed");
+    scheduler.check_integrity().expect("its requests have ended");
+    assert!(!scheduler.has_work());
+}
+
+#[test]
 fn planning_too_far_ahead_or_into_too_little_is_an_error() {
     let (mut scheduler, _) = one_step();
     let mut arena = vec![0; config().arena_bytes];

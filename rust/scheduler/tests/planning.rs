@@ -186,17 +186,21 @@ fn namespaces_and_weight_epochs_do_not_share() {
 #[test]
 fn followers_wait_for_the_prefix_that_a_leader_computes() {
     let shared = prompt(1, 90);
-    let mut engine = Engine::new(config());
+    let mut engine =
+        Engine::new(Config { max_batch_tokens: 64, max_chunk_tokens: Some(32), ..config() });
     for key in 1..=4 {
         let own = [&shared[..], &[key as u32]].concat();
         engine.submit(&submit(key, &own, 6));
     }
     engine.submit(&submit(5, &prompt(9, 20), 6));
     let plan = engine.plan().expect("there is work");
-    assert_eq!(plan.num_rows(), 1, "the leader takes the whole budget");
+    assert_eq!(rows(&plan), [(0, 32), (1, 20)], "the leader and the one that has another prompt");
     engine.commit();
-    assert_eq!(engine.stat("num_running"), 1);
-    assert_eq!(engine.stat("num_waiting"), 4);
+    assert_eq!(engine.stat("num_waiting"), 3);
+    assert_eq!(engine.stat("num_waiting_uncached_tokens"), 0, "they wait outside the queue");
+    engine.plan();
+    engine.commit();
+    assert_eq!(engine.stat("num_waiting_uncached_tokens"), 3 * 91, "they are back in it");
     engine.drain();
     for key in 2..=4 {
         // They start when less than 32 shared tokens are left: two chunks of 32 are in the cache.
@@ -208,12 +212,18 @@ fn followers_wait_for_the_prefix_that_a_leader_computes() {
 #[test]
 fn followers_find_another_leader_when_theirs_is_aborted() {
     let shared = prompt(1, 90);
-    let mut engine = Engine::new(Config { overlap_depth: 1, ..config() });
+    let mut engine = Engine::new(Config {
+        overlap_depth: 1,
+        max_batch_tokens: 64,
+        max_chunk_tokens: Some(32),
+        ..config()
+    });
     for key in 1..=3 {
         let own = [&shared[..], &[key as u32]].concat();
         engine.submit(&submit(key, &own, 6));
     }
     engine.plan();
+    assert_eq!(engine.stat("num_waiting_uncached_tokens"), 0, "both follow");
     assert_eq!(engine.abort(scheduler::Target::Rid("r1")), 1);
     engine.commit();
     assert_eq!(engine.stat("num_running"), 0);
@@ -337,6 +347,24 @@ fn a_full_pool_retracts_and_everything_still_ends_as_alone() {
         assert_eq!(total, engine.stat("retracted_requests_total"));
         assert_eq!(engine.stat("free_tokens") + engine.stat("evictable_tokens"), 60);
     }
+}
+
+#[test]
+fn the_new_token_ratio_falls_while_all_goes_well_and_starts_anew() {
+    let mut engine = Engine::new(config());
+    let ratio = |engine: &Engine| {
+        let stats = engine.scheduler.stats();
+        stats.iter().find(|(name, _)| *name == "new_token_ratio").expect("a known name").1
+    };
+    let init = ratio(&engine);
+    engine.submit(&submit(1, &prompt(1, 5), 50));
+    for _ in 0..20 {
+        engine.turn();
+    }
+    assert!((ratio(&engine) - (init - 19.0 * 0.006)).abs() < 1e-9);
+    engine.drain();
+    engine.plan();
+    assert!((ratio(&engine) - init).abs() < 1e-9);
 }
 
 #[test]

@@ -78,6 +78,7 @@ impl Engine {
     pub fn commit(&mut self) {
         let result = self.results.pop_front().expect("a step is in flight");
         self.scheduler.commit(self.now, &result.encode()).unwrap();
+        self.runner.committed();
         self.settle();
     }
 

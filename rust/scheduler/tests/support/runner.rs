@@ -1,7 +1,7 @@
 //! A runner that keeps its own KV pages, checks every row that it reads, and samples
 //! deterministically from what the KV really holds.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use rand::{Rng, RngExt};
 use scheduler::Config;
@@ -35,6 +35,8 @@ pub struct Runner {
     vocab_size: u32,
     pages: Vec<Vec<Digest>>,
     slots: BTreeMap<i32, Slot>,
+    /// Pages that each step in flight reads, and for which slot (-1: to copy from).
+    reading: VecDeque<BTreeSet<(usize, i32)>>,
     pub mischief: Mischief,
     /// Rows planned for a continuation that did not come may read what is not there.
     pub lenient: bool,
@@ -58,6 +60,7 @@ impl Runner {
             vocab_size: config.vocab_size,
             pages: vec![vec![0; config.page_size as usize]; config.num_pages as usize],
             slots: BTreeMap::new(),
+            reading: VecDeque::new(),
             mischief: Mischief::default(),
             lenient: false,
         }
@@ -66,6 +69,7 @@ impl Runner {
     pub fn execute(&mut self, plan: &Plan, rng: &mut impl Rng) -> StepResult {
         self.close_and_open(plan);
         self.write_page_table(plan);
+        self.reading.push_back(BTreeSet::new());
         self.move_pages(plan);
         let rows = self.rows(plan);
         let mut result = StepResult { step: plan.step, ..StepResult::default() };
@@ -85,6 +89,18 @@ impl Runner {
             result.row_errors.clear();
         }
         result
+    }
+
+    /// The oldest step's result was committed.
+    pub fn committed(&mut self) {
+        self.reading.pop_front();
+    }
+
+    /// A page that a step in flight reads must not change under it.
+    fn assert_unread(&self, page: usize, writer: i32) {
+        let in_flight = self.reading.iter().flatten();
+        let reader = in_flight.copied().find(|&(read, slot)| read == page && slot != writer);
+        assert!(reader.is_none(), "slot {writer} writes to page {page}, in use by {reader:?}");
     }
 
     fn close_and_open(&mut self, plan: &Plan) {
@@ -127,6 +143,8 @@ impl Runner {
             let (from, to, tokens) = (from as usize, to as usize, tokens as usize);
             assert!(tokens > 0 && tokens <= self.page_size);
             self.pages[to].fill(GARBAGE);
+            self.assert_unread(to, -1);
+            self.reading.back_mut().expect("this step").insert((from, -1));
             let rows = self.pages[from][..tokens].to_vec();
             self.pages[to][..tokens].copy_from_slice(&rows);
         }
@@ -197,9 +215,15 @@ impl Runner {
                 if offset < computed { context } else { GARBAGE },
             ));
         }
+        let all = row.start + row.tokens.len();
+        let pages: Vec<_> = (0..all).map(|position| (place(position).0, row.slot)).collect();
         for ((page, index), value) in writes {
+            if self.pages[page][index] != value {
+                self.assert_unread(page, row.slot);
+            }
             self.pages[page][index] = value;
         }
+        self.reading.back_mut().expect("this step").extend(pages);
         computed
     }
 
