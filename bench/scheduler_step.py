@@ -158,7 +158,7 @@ class Load:
         """One plan, execution and commit: what plan, commit and events took; [] while filling."""
         now = time.time()
         arena = self.arenas[self.next_arena]
-        step, planned = timed(lambda: self.core.plan(now, arena))
+        step, planned = timed(lambda: self.core.plan(now, arena.data))
         if step is not None:
             self.in_flight.append(Plan(arena))
             self.next_arena = (self.next_arena + 1) % len(self.arenas)
@@ -170,7 +170,7 @@ class Load:
         counts = np.ones(samples, dtype=np.int32)
         result = encode_result(plan.step, {"sample_counts": counts, "token_ids": tokens})
         self.rows = int(plan.row_slot.size)
-        _, committed = timed(lambda: self.core.commit(now, result))
+        _, committed = timed(lambda: self.core.commit(now, result.data))
         _, taken = timed(self.core.take_events)
         return [planned, committed, taken]
 
