@@ -138,7 +138,7 @@ class Load:
         self.rows = 0
 
     def tokens(self, count: int) -> list[int]:
-        return self.random.integers(0, VOCAB_SIZE, count).tolist()
+        return [int(token) for token in self.random.integers(0, VOCAB_SIZE, count)]
 
     def submit(self, output_tokens: int) -> None:
         self.key += 1
@@ -230,8 +230,8 @@ def main() -> None:
     for case in CASES:
         timing = Load(case, tokenizer).measure(arguments.steps)
         results.append({"case": asdict(case), "timing": asdict(timing)})
-        figures = (timing.plan, timing.commit, timing.events, timing.total, timing.total_p99)
-        figures += (timing.wall, timing.wall_p99)
+        cpu = (timing.plan, timing.commit, timing.events, timing.total, timing.total_p99)
+        figures = (*cpu, timing.wall, timing.wall_p99)
         print(f"{case.name:34}{timing.rows:10.0f}" + "".join(f"{value:10.1f}" for value in figures))
     if arguments.json:
         arguments.json.write_text(json.dumps({"machine": machine(), "results": results}, indent=2))

@@ -96,13 +96,10 @@ impl Planner {
                 }
             }
         }
-        let overdue = |sequence: &Sequence| {
-            state.last_step >= sequence.last_step + u64::from(state.config.aging_steps)
-        };
         // Stable: within a rank, in order of admission.
         self.partial.sort_by_key(|&id| {
             let sequence = &state.sequences[id];
-            (!overdue(sequence), sequence.params.rank)
+            (!is_overdue(state, sequence), sequence.params.rank)
         });
         load
     }
@@ -396,11 +393,15 @@ fn has_room(state: &State) -> bool {
     state.slots.num_free() > 0 && state.running.len() < state.config.max_running() as usize
 }
 
+/// Whether a running sequence was passed over for so long that it is first now.
+fn is_overdue(state: &State, sequence: &Sequence) -> bool {
+    state.last_step >= sequence.last_step + u64::from(state.config.aging_steps)
+}
+
 /// Whether a waiting sequence goes before a partial one.
 fn precedes(state: &State, waiting: Option<SequenceId>, partial: SequenceId) -> bool {
     let Some(waiting) = waiting else { return false };
-    let sequence = &state.sequences[partial];
-    let overdue = state.last_step >= sequence.last_step + u64::from(state.config.aging_steps);
+    let overdue = is_overdue(state, &state.sequences[partial]);
     let rank = |id: SequenceId| -> Rank { state.sequences[id].params.rank };
     !overdue && rank(waiting) < rank(partial)
 }

@@ -22,7 +22,7 @@ use crate::slab::{Slab, SlabId};
 const OVERDUE_INTERVAL: u32 = 8;
 
 /// Kept matches that are looked at per plan: all of a long queue within a few steps.
-const REFRESHED_PER_PLAN: usize = 128;
+const REFRESHED_PER_PLAN: usize = 64;
 
 /// Place in the order of policy; smaller is next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -31,6 +31,8 @@ pub(crate) struct State {
     pub(crate) slots: Slots,
     /// Sequences that compute, in order of admission.
     pub(crate) running: Vec<SequenceId>,
+    /// Some in `running` do not run any more: `sweep` is due.
+    some_stopped: bool,
     pub(crate) estimate: Estimate,
     pub(crate) events: Events,
     pub(crate) counters: Counters,
@@ -53,6 +55,7 @@ impl State {
             memory: Memory::new(&config),
             slots: Slots::new(config.max_running_requests),
             running: Vec::new(),
+            some_stopped: false,
             estimate: Estimate::new(&config),
             events: Events::default(),
             counters: Counters::default(),
@@ -281,6 +284,7 @@ impl State {
 
     /// Takes a sequence out of those that run. Call `sweep` before the next plan.
     fn stop_running(&mut self, id: SequenceId) {
+        self.some_stopped = true;
         self.stop_leading(id);
         if self.sequences[id].in_flight == 0 {
             self.release(id);
@@ -348,6 +352,7 @@ impl State {
     /// Takes the memory of a running sequence that no step in flight names, and queues it again. It
     /// will continue where it is. Call `sweep` before the next plan.
     pub(crate) fn retract(&mut self, id: SequenceId, now: f64) {
+        self.some_stopped = true;
         self.stop_leading(id);
         self.vacate(id);
         let sequence = &mut self.sequences[id];
@@ -376,6 +381,9 @@ impl State {
 
     /// Forgets those that no longer run.
     pub(crate) fn sweep(&mut self) {
+        if !std::mem::take(&mut self.some_stopped) {
+            return;
+        }
         let sequences = &self.sequences;
         self.running
             .retain(|&id| sequences.get(id).is_some_and(|found| found.phase == Phase::Running));
