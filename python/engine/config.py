@@ -54,7 +54,7 @@ class CacheOptions:
         None, "size of the KV pool in tokens; default: from free memory", minimum=1
     )
     mem_fraction_static: float | None = setting(
-        None, "share of the memory for weights and KV pool", minimum=0
+        None, "share of the memory for weights and KV pool; not with max_total_tokens", minimum=0
     )
     disable_radix_cache: bool = setting(False, "do not reuse prefixes")
 
@@ -82,17 +82,16 @@ class SchedulerOptions:
     schedule_conservativeness: float = setting(
         1.0, "above 1: admit fewer requests, retract less", minimum=0
     )
-    schedule_low_priority_values_first: bool = setting(False, "lower priority numbers go first")
+    schedule_low_priority_values_first: bool = setting(
+        False, "with the policy priority, lower numbers go first"
+    )
     waiting_timeout_s: float | None = setting(
         None, "longest time in the queue; beyond it: 503", minimum=0
     )
     stream_interval: int = setting(1, "tokens per streamed chunk", minimum=1)
     random_seed: int | None = setting(None, "mixed into the seeds of requests that bring none")
-    disable_overlap_schedule: bool = setting(
-        False, "plan a step only when the last one is committed"
-    )
     watchdog_timeout: float = setting(
-        300.0, "seconds without progress after which the engine is restarted", minimum=1
+        300.0, "engine-serve: seconds without progress after which the engine is restarted", minimum=1
     )
     decode_log_interval: int = setting(40, "steps between log lines", minimum=1)
 

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import Field, asdict, dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
@@ -72,7 +72,7 @@ def engine_config(settings: Mapping[str, object]) -> EngineConfig:
 
     Raises:
         TypeError: a name is unknown.
-        SettingError: a value is not among a setting's choices.
+        SettingError: a value is not among a setting's choices, or below its minimum.
     """
     left = dict(settings)
     defaults = EngineConfig()
@@ -172,6 +172,7 @@ def _sizes(config: EngineConfig, checkpoint: Checkpoint) -> _Sizes:
     device = resolve_device(config.model.device)
     dtype = resolve_dtype(config.model.dtype, model.dtype, device)
     on_host = device.type == "cpu"
+    resources.check_queue_order(config.scheduler)
     memory = resources.Memory(
         free=resources.free_host_bytes() if on_host else torch.cuda.mem_get_info(device)[0],
         weights=resources.weight_bytes(model, dtype.itemsize),
@@ -307,6 +308,17 @@ def _step_time(runner: Runner, sizes: _Sizes, width: int) -> float:
     return elapsed
 
 
+def _check(field: Field[object], value: object) -> None:
+    """Refuse a value outside the field's choices or below its minimum; None is always a default."""
+    choices, minimum = field.metadata.get("choices"), field.metadata.get("minimum")
+    if choices and value not in choices:
+        raise SettingError(f"{field.name} is {value!r}, but must be one of {choices}")
+    if minimum is None or (value is None and field.default is None):
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= minimum:
+        raise SettingError(f"{field.name} is {value!r}, but must be a number from {minimum} on")
+
+
 def _take(group: Group, settings: dict[str, object]) -> Group:
     """The group with those of its fields replaced that `settings` has; they are taken out of it."""
     taken = {}
@@ -314,8 +326,6 @@ def _take(group: Group, settings: dict[str, object]) -> Group:
         if field.name not in settings or is_dataclass(getattr(group, field.name)):
             continue
         value = settings.pop(field.name)
-        choices = field.metadata.get("choices")
-        if choices and value not in choices:
-            raise SettingError(f"{field.name} is {value!r}, but must be one of {choices}")
+        _check(field, value)
         taken[field.name] = value
     return replace(group, **taken)

@@ -128,6 +128,19 @@ def max_running_requests(options: SchedulerOptions, *, on_host: bool) -> int:
     return requested
 
 
+def check_queue_order(options: SchedulerOptions) -> None:
+    """Refuse an order of priorities where priorities mean nothing.
+
+    Raises:
+        SettingError: low values are to go first, but the policy is another than priority.
+    """
+    if options.schedule_low_priority_values_first and options.schedule_policy != "priority":
+        raise SettingError(
+            f"schedule_low_priority_values_first has no effect with schedule_policy "
+            f"{options.schedule_policy!r}: set that to 'priority', or leave it out"
+        )
+
+
 def chunk_tokens(options: SchedulerOptions) -> int | None:
     """Most prompt tokens of one request per step; None: only the step's budget bounds them.
 

@@ -53,7 +53,7 @@ ENGINE_GAUGES: Final[Mapping[str, str]] = {
     "num_queue_reqs": "Requests waiting.",
     "num_used_tokens": "KV pool tokens used by running requests.",
     "token_usage": "Share of the KV pool used by running requests.",
-    "gen_throughput": "Tokens generated per second in the last interval.",
+    "gen_throughput": "Tokens generated per second lately; 0 at rest.",
     "cache_hit_rate": "Share of prompt tokens found in the cache since start.",
     "kv_available_tokens": "KV pool tokens that are free.",
     "kv_evictable_tokens": "KV pool tokens cached and not in use.",

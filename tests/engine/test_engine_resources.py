@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from trunkline.engine import resources
+from trunkline.engine import launch, resources
 from trunkline.engine.config import CacheOptions, SchedulerOptions
 from trunkline.engine.models.config import DecoderConfig
 from trunkline.engine.resources import GIB, Memory, SettingError
@@ -83,6 +85,37 @@ def test_conservativeness_scales_the_ratio() -> None:
     assert resources.new_token_ratios(2.0) == pytest.approx((1.0, 0.14))
     with pytest.raises(SettingError):
         resources.new_token_ratios(0.0)
+
+
+def test_an_order_of_priorities_needs_the_policy() -> None:
+    low_first = SchedulerOptions(schedule_low_priority_values_first=True)
+    with pytest.raises(SettingError, match="no effect with schedule_policy 'fcfs'"):
+        resources.check_queue_order(low_first)
+    resources.check_queue_order(replace(low_first, schedule_policy="priority"))
+    resources.check_queue_order(SchedulerOptions())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("decode_log_interval", 0),
+        ("decode_log_interval", None),
+        ("target_step_ms", 0.5),
+        ("max_queued_requests", -1),
+        ("stream_interval", "1"),
+        ("page_size", True),
+        ("waiting_timeout_s", float("nan")),
+    ],
+)
+def test_settings_below_their_minimum_are_refused(name: str, value: object) -> None:
+    with pytest.raises(SettingError, match=f"{name} is {value!r}, but must be a number from"):
+        launch.engine_config({name: value})
+
+
+def test_a_limit_may_be_left_to_the_engine() -> None:
+    config = launch.engine_config({"max_queued_requests": None, "max_total_tokens": 64})
+    assert config.scheduler.max_queued_requests is None
+    assert config.cache.max_total_tokens == 64
 
 
 def test_chunk_and_running_limits() -> None:

@@ -193,6 +193,19 @@ def test_log_lines_have_the_format_that_tools_parse(caplog: pytest.LogCaptureFix
     ]
 
 
+@pytest.mark.parametrize("level", [logging.INFO, logging.ERROR])
+def test_throughput_is_known_whatever_is_logged(level: int) -> None:
+    now = stats()
+    logger = logging.Logger("quiet", level)
+    log = StepLog(lambda: dict(now), 1, 100, logger)
+    now |= {"generated_tokens_total": 7}
+    log.step(idle=False)
+    assert log.gen_throughput > 0
+    time.sleep(0.11)
+    log.step(idle=True)
+    assert log.gen_throughput == 0
+
+
 def test_the_arena_is_reused_only_after_its_step_is_committed() -> None:
     addresses: list[int] = []
 

@@ -56,13 +56,13 @@ ACCEPTED = [
     (["--json-model-override-args", '{"a": 1}'], "json_model_override_args", '{"a": 1}'),
     (["--disable-radix-cache"], "disable_radix_cache", True),
     (["--no-disable-radix-cache"], "disable_radix_cache", False),
-    (["--disable-overlap-schedule"], "disable_overlap_schedule", True),
     (["--page-size", "1"], "page_size", 1),
     (["--max-queued-requests", "5"], "max_queued_requests", 5),
     (["--preferred-sampling-params", "{}"], "preferred_sampling_params", "{}"),
     (["--weight-version", "v2"], "weight_version", "v2"),
 ]
 FINE = [
+    ["--disable-overlap-schedule"],
     ["--tokenizer-mode", "auto"],
     ["--kv-cache-dtype", "auto"],
     ["--tp-size", "1"],
