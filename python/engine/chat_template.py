@@ -21,9 +21,9 @@ from trunkline.engine.template_sandbox import sandboxed_environment
 Message = Mapping[str, Any]
 
 MAX_OUTPUT_CHARACTERS = 64 << 20
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-_RESERVED = frozenset(
+RESERVED_VARIABLES = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
 )
 # Ends in a space: whether the space survives tells whether the template trims contents.
@@ -126,7 +126,7 @@ class ChatTemplate:
             raise ChatTemplateError(
                 "continue_final_message and add_generation_prompt exclude each other"
             )
-        if taken := (_RESERVED | self._named_tokens.keys()) & variables.keys():
+        if taken := (RESERVED_VARIABLES | self._named_tokens.keys()) & variables.keys():
             raise ChatTemplateError(
                 f"chat template variables {', '.join(sorted(taken))} are set by the engine"
             )
@@ -216,7 +216,7 @@ class _Compiled:
     def _role(self, index: int, role: object) -> str:
         if not isinstance(role, str) or (role not in ROLES and role not in self._strings):
             raise ChatTemplateError(
-                f"messages[{index}].role is {role!r}; known are {', '.join(sorted(ROLES))}"
+                f"messages[{index}].role is {role!r}; known are {', '.join(ROLES)}"
             )
         return "system" if role == "developer" and role not in self._strings else role
 

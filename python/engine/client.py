@@ -9,7 +9,6 @@ or models.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import time
 
@@ -62,7 +61,6 @@ class Client:
         self._decoder = msgspec.msgpack.Decoder(list[messages.Event])
         self._encoder = msgspec.msgpack.Encoder()
         self._changed = asyncio.Event()
-        self._quiet = asyncio.Event()  # set when the last stream ends
 
     async def start(self) -> None:
         """Connect; returns before the engine is ready (see `ready` and `status`)."""
@@ -79,21 +77,6 @@ class Client:
                 raise EngineDied(status.error or "the engine has stopped")
             self._changed.clear()
             await self._changed.wait()
-
-    async def drain(self, timeout_s: float) -> bool:
-        """Wait until nothing is in flight; what still is after `timeout_s` is aborted.
-
-        Returns:
-            Whether everything ended by itself.
-        """
-        if self._streams:
-            self._quiet.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._quiet.wait(), timeout_s)
-        late = list(self._streams.values())
-        for stream in late:
-            stream.abort()
-        return not late
 
     async def close(self) -> None:
         """Abort what is in flight, fail what waits, and let go of the engine. Idempotent."""
@@ -177,12 +160,7 @@ class Client:
             stream.fail(error)
             ended = True
         if ended:
-            self._forget(stream)
-
-    def _forget(self, stream: Stream) -> None:
-        del self._streams[stream.key]
-        if not self._streams:
-            self._quiet.set()
+            del self._streams[stream.key]
 
     def _answer(self, reply: messages.ControlReply) -> None:
         future = self._controls.get(reply.key)
@@ -205,7 +183,7 @@ class Client:
     def _lose(self, error: EngineDied, epoch: int | None) -> None:
         """Fail all that is in flight, except in the engine life `epoch`."""
         for stream in [s for s in self._streams.values() if s.epoch != epoch]:
-            self._forget(stream)
+            del self._streams[stream.key]
             stream.fail(error)
         if epoch is None:
             for future in self._controls.values():

@@ -7,12 +7,14 @@ generated from it, so default and help stand once. Field names are unique over a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Final
+
+SECRET: Final = "***"
 
 
 def setting(default: Any, help: str, **extra: Any) -> Any:
-    """A dataclass field with help text; `choices`, `minimum` and `env` when given."""
+    """A dataclass field with help text; `choices`, `minimum`, `env` and `secret` when given."""
     return field(default=default, metadata={"help": help, **extra})
 
 
@@ -91,7 +93,9 @@ class SchedulerOptions:
     stream_interval: int = setting(1, "tokens per streamed chunk", minimum=1)
     random_seed: int | None = setting(None, "mixed into the seeds of requests that bring none")
     watchdog_timeout: float = setting(
-        300.0, "engine-serve: seconds without progress after which the engine is restarted", minimum=1
+        300.0,
+        "engine-serve: seconds without progress after which the engine is restarted",
+        minimum=1,
     )
     decode_log_interval: int = setting(40, "steps between log lines", minimum=1)
 
@@ -106,3 +110,21 @@ class EngineConfig:
     log_level: str = setting(
         "info", "log level", choices=("debug", "info", "warning", "error", "critical")
     )
+
+
+def flat_settings(config: object) -> dict[str, object]:
+    """All settings of a config and of those inside it by their flat names, secrets replaced."""
+    settings: dict[str, object] = {}
+    for one in fields(config):  # type: ignore[arg-type]
+        value = getattr(config, one.name)
+        if is_dataclass(value):
+            settings |= flat_settings(value)
+        else:
+            settings[one.name] = SECRET if one.metadata.get("secret") and value else value
+    return settings
+
+
+def settings_line(config: object) -> str:
+    """The line by which a log says with what settings something runs."""
+    settings = ", ".join(f"{name}={value!r}" for name, value in flat_settings(config).items())
+    return f"server_args=ServerArgs({settings})"

@@ -19,6 +19,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 
 from trunkline.engine import launch
 from trunkline.engine.client import EngineDied, Stream, merged
+from trunkline.engine.config import settings_line
 from trunkline.engine.local import EngineHost
 from trunkline.engine.native_request import GenerateJob, RequestContext, parse_generate
 from trunkline.engine.outputs import OutputOptions, generate_output
@@ -76,8 +77,7 @@ class Engine:
         """
         config = launch.engine_config({"model_path": model_path, **settings})
         logger = _own_logger(config.log_level if "log_level" in settings else None)
-        shown = ", ".join(f"{name}={value!r}" for name, value in launch.flat(config).items())
-        logger.info("server_args=ServerArgs(%s)", shown)
+        logger.info("%s", settings_line(config))
         checkpoint = open_checkpoint(config.model)
         launched = launch.build(config, checkpoint, logger)
         facts = launched.facts
@@ -134,8 +134,10 @@ class Engine:
         **fields: Unpack[RequestFields],
     ) -> Any:
         """Like `generate`, without blocking the event loop; a stream is an async iterator."""
+        texts = prompt if isinstance(prompt, list) else [prompt]
         job = await _offload(
-            prompt, lambda: self._parse(self._native, prompt, sampling_params, stream, fields)
+            sum(len(str(text)) for text in texts),
+            lambda: self._parse(self._native, prompt, sampling_params, stream, fields),
         )
         return self._stream(job) if stream else await self._complete(job)
 
@@ -179,7 +181,10 @@ class Engine:
         **fields: Unpack[RequestFields],
     ) -> Any:
         """Like `chat`, without blocking the event loop; a stream is an async iterator."""
-        job = self._parse_chat(messages, sampling_params, stream, template_arguments, fields)
+        job = await _offload(
+            sum(len(str(message)) for message in messages),
+            lambda: self._parse_chat(messages, sampling_params, stream, template_arguments, fields),
+        )
         return self._stream(job) if stream else await self._complete(job)
 
     @property
@@ -326,11 +331,9 @@ async def _next(outputs: AsyncIterator[Output]) -> Output | None:
     return await anext(outputs, None)
 
 
-async def _offload(prompt: str | list[str] | None, work: Callable[[], Value]) -> Value:
-    """Do tokenising work here when it is small, else in a thread."""
-    texts = [prompt] if isinstance(prompt, str) else prompt or []
-    small = sum(map(len, texts)) < INLINE_CHARS
-    return work() if small else await asyncio.to_thread(work)
+async def _offload(num_chars: int, work: Callable[[], Value]) -> Value:
+    """Tokenise `num_chars` here when they are few, else in a thread."""
+    return work() if num_chars < INLINE_CHARS else await asyncio.to_thread(work)
 
 
 def _abort_all(streams: Sequence[Stream]) -> None:

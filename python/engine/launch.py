@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import Field, asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
@@ -21,7 +21,7 @@ from trunkline._core import Core
 from trunkline.engine import resources
 from trunkline.engine.channel import Port
 from trunkline.engine.checkpoint import Checkpoint
-from trunkline.engine.config import EngineConfig
+from trunkline.engine.config import EngineConfig, flat_settings
 from trunkline.engine.core_config import CoreConfig
 from trunkline.engine.loop import EngineLoop, LoopOptions
 from trunkline.engine.messages import EngineFacts, SamplingParams, Submit
@@ -134,17 +134,6 @@ def build(
     )
 
 
-def flat(config: EngineConfig) -> dict[str, object]:
-    """The settings by their flat names."""
-    settings: dict[str, object] = {}
-    for name, value in asdict(config).items():
-        if isinstance(value, dict):
-            settings.update(value)
-        else:
-            settings[name] = value
-    return settings
-
-
 def resolve_device(requested: str) -> torch.device:
     """The device to run on.
 
@@ -244,7 +233,7 @@ def _facts(
         weight_bytes=memory.weight_bytes,
         kv_cache_bytes=memory.pool_bytes,
         eos_token_ids=core.eos_token_ids,
-        settings=flat(config),
+        settings=flat_settings(config),
         startup_s=0.0,
     )
 

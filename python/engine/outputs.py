@@ -98,7 +98,7 @@ def _meta_info(
 ) -> dict[str, object]:
     request, started, finished = stream.request, sample.started, sample.finished
     completion_tokens = finished.completion_tokens if finished else len(sample.output_ids)
-    first_token_ts = _first_token_ts(sample, options)
+    first_ts = first_token_ts(sample, streamed=options.streamed)
     versions = [{"version": options.weight_version, "start": 0, "end": completion_tokens}]
     return {
         "id": sample_id(request, sample.index),
@@ -119,16 +119,17 @@ def _meta_info(
         "dp_rank": None,
         "e2e_latency": _difference(sample.finished_ts, request.received_ts),
         "request_received_ts": request.received_ts,
-        "first_token_latency": _difference(first_token_ts, request.received_ts),
+        "first_token_latency": _difference(first_ts, request.received_ts),
         "api_server_dispatch_finish_ts": stream.dispatched_ts,
         "request_finished_ts": sample.finished_ts,
-        "decode_throughput": _decode_throughput(sample, completion_tokens, first_token_ts),
+        "decode_throughput": _decode_throughput(sample, completion_tokens, first_ts),
         "response_sent_to_client_ts": now,
     }
 
 
-def _first_token_ts(sample: Sample, options: OutputOptions) -> float | None:
-    if options.streamed or sample.started is None:
+def first_token_ts(sample: Sample, *, streamed: bool) -> float | None:
+    """When the first token was there: seen by the client of a stream, else made by the engine."""
+    if streamed or sample.started is None:
         return sample.first_token_ts
     return sample.started.prefill_finished_time
 
@@ -149,10 +150,10 @@ def _difference(later: float | None, earlier: float) -> float | None:
     return None if later is None else later - earlier
 
 
-def _decode_throughput(sample: Sample, tokens: int, first_token_ts: float | None) -> float | None:
-    if sample.finished_ts is None or first_token_ts is None or tokens <= 1:
+def _decode_throughput(sample: Sample, tokens: int, first_ts: float | None) -> float | None:
+    if sample.finished_ts is None or first_ts is None or tokens <= 1:
         return None
-    elapsed = sample.finished_ts - first_token_ts
+    elapsed = sample.finished_ts - first_ts
     return (tokens - 1) / elapsed if elapsed > 0 else None
 
 
@@ -185,7 +186,7 @@ def _blocks(
 
     def triple(logprob: float, token_id: int) -> Triple:
         text = options.token_text(token_id) if options.token_text else None
-        return [_finite(logprob), token_id, text]
+        return [reported_logprob(logprob), token_id, text]
 
     def triples(pairs: list[tuple[float, int]]) -> list[Triple] | None:
         return [triple(*pair) for pair in pairs if math.isfinite(pair[0])] or None
@@ -202,6 +203,6 @@ def _blocks(
     return blocks
 
 
-def _finite(logprob: float) -> float | None:
+def reported_logprob(logprob: float) -> float | None:
     """A number that JSON can hold: None for NaN (nothing precedes the token)."""
     return None if math.isnan(logprob) else max(logprob, LOWEST_LOGPROB)

@@ -30,6 +30,7 @@ from typing import Final, Literal, Protocol
 
 import msgspec
 
+from trunkline.engine import log_lines
 from trunkline.engine.channel import Changed, Deliver, Port, SocketLink, SocketPort
 from trunkline.engine.config import EngineConfig
 from trunkline.engine.loop import EngineLoop
@@ -367,11 +368,9 @@ def run_child(build: Callable[[EngineConfig], Launched]) -> None:
 
 
 def configure_logging(level: str) -> None:
-    """Write the log of an engine process to standard error, in the format operators' tools read."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
+    """Write the log of an engine process to standard error, libraries' lines too."""
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = [log_lines.handler()]
     root.setLevel(level.upper())
 
 

@@ -74,9 +74,11 @@ class Generation:
         log.received(job.requests)
         streams = [server.client.submit(request) for request in job.requests]
         meter = Meter(server.metrics, streams, job.stream)
-        respond = self._send_events if job.stream else self._send_whole
         gone = asyncio.create_task(_disconnected(receive))
-        work = asyncio.create_task(respond(streams, meter, scope, receive, send))
+        if job.stream:
+            work = asyncio.create_task(self._send_events(streams, meter, send))
+        else:
+            work = asyncio.create_task(self._send_whole(streams, meter, scope, receive, send))
         try:
             with server.running(job.rid, [request.rid for request in job.requests]):
                 await asyncio.wait((gone, work), return_when=asyncio.FIRST_COMPLETED)
@@ -104,9 +106,7 @@ class Generation:
         response = json_response(self._reply.whole(streams), headers=headers)
         await response(scope, receive, send)
 
-    async def _send_events(
-        self, streams: list[Stream], meter: Meter, scope: Scope, receive: Receive, send: Send
-    ) -> None:
+    async def _send_events(self, streams: list[Stream], meter: Meter, send: Send) -> None:
         await _all(stream.accepted() for stream in streams)
         meter.accepted = True
         headers = [*_EVENT_HEADERS, *self._ignored()]

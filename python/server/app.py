@@ -30,8 +30,8 @@ from trunkline.server.http import error_response, failure_response
 from trunkline.server.metrics import Metrics
 from trunkline.server.middleware import Edge, Guard
 from trunkline.server.openai import chat, completions, models
-from trunkline.server.state import ChatTemplate, ServedModel, Server, Tokenizer
-from trunkline.server.token_text import TokenTexts
+from trunkline.server.state import ChatTemplate, ServedModel, Server
+from trunkline.server.token_text import Tokenizer, TokenTexts
 
 POST, GET = ["POST"], ["GET"]
 ROUTES = [

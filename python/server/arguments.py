@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 Group = TypeVar("Group")
 Number = TypeVar("Number", int, float)
 
-SECRET: Final = "***"
 _OPTIONAL: Final = (types.UnionType, typing.Union)
 _PREFIX: Final = "compat_"
 
@@ -96,24 +95,6 @@ def build_parser() -> argparse.ArgumentParser:
     for flag in COMPAT_FLAGS:
         _add_compat(compat, flag)
     return parser
-
-
-def redacted(config: object) -> dict[str, object]:
-    """All settings by their flat names, secrets replaced."""
-    settings: dict[str, object] = {}
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            settings |= redacted(value)
-        else:
-            settings[field.name] = SECRET if field.metadata.get("secret") and value else value
-    return settings
-
-
-def server_args_line(config: ServerConfig) -> str:
-    """The line by which a log says with what the server runs."""
-    settings = ", ".join(f"{name}={value!r}" for name, value in redacted(config).items())
-    return f"server_args=ServerArgs({settings})"
 
 
 def _groups(kind: type) -> Iterator[type]:

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 from trunkline.engine.checkpoint import CheckpointError
 from trunkline.engine.client import EngineDied
+from trunkline.engine.config import settings_line
 from trunkline.engine.validation import RequestError
 from trunkline.server import logs
-from trunkline.server.arguments import UsageError, parse_arguments, server_args_line
+from trunkline.server.arguments import UsageError, parse_arguments
 from trunkline.server.config import ServerConfig
 
 USAGE_ERROR = 2
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logger = logging.getLogger(__name__)
     for warning in warnings:
         logger.warning("%s", warning)
-    logger.info("%s", server_args_line(config))
+    logger.info("%s", settings_line(config))
     from trunkline.server.serve import StartupError, run  # slow to import: not for --help
 
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 from starlette.requests import Request
@@ -18,7 +18,14 @@ DONE: Final = b"data: [DONE]\n\n"
 _CONSTANTS: Final = (b"NaN", b"Infinity")
 
 
-async def read_json(request: Request, max_bytes: int) -> Any:
+class JsonBody(NamedTuple):
+    """A decoded body, and how long it was on the wire."""
+
+    value: Any
+    num_bytes: int
+
+
+async def read_json(request: Request, max_bytes: int) -> JsonBody:
     """Decode a JSON body of at most `max_bytes`.
 
     Raises:
@@ -29,7 +36,8 @@ async def read_json(request: Request, max_bytes: int) -> Any:
         raise RequestError(
             f"Content-Type must be application/json, got {declared[:80]!r}.", "content-type"
         )
-    return decode_json(await read_body(request, max_bytes))
+    body = await read_body(request, max_bytes)
+    return JsonBody(decode_json(body), len(body))
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:

@@ -1,10 +1,12 @@
-"""Log lines of the server: `[2026-01-31 12:00:00] text`, on standard error."""
+"""Loggers of the server, and its access lines."""
 
 from __future__ import annotations
 
 import logging
 from http import HTTPStatus
 from typing import Any
+
+from trunkline.engine import log_lines
 
 SERVER = logging.getLogger("trunkline.server")
 ACCESS = logging.getLogger("trunkline.access")
@@ -20,9 +22,7 @@ def configure(level: str, http_level: str | None) -> None:
     # Hypercorn's own lines ("Running on ...") repeat what `serve.py` says.
     HYPERCORN.setLevel("WARNING")
     if not root.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
-        root.addHandler(handler)
+        root.addHandler(log_lines.handler())
 
 
 def access(scope: Any, status: int) -> None:

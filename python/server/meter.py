@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from trunkline.engine.client import Sample, Stream
+from trunkline.engine.outputs import first_token_ts
 from trunkline.server.metrics import Metrics
 
 
@@ -28,7 +29,7 @@ class Meter:
         now = sample.finished_ts or time.time()
         last = self._last_seen.get(key)
         if last is None:
-            first = self._first_token_ts(sample)
+            first = first_token_ts(sample, streamed=self._is_streaming)
             if first is None:
                 return
             latency = first - stream.request.received_ts
@@ -38,12 +39,6 @@ class Meter:
             gap = (now - last) / new_tokens
             self._observe("inter_token_latency_seconds", gap, new_tokens)
         self._last_seen[key] = now
-
-    def _first_token_ts(self, sample: Sample) -> float | None:
-        """When the first token was there; answers in one piece go by the engine's clock."""
-        if not self._is_streaming and sample.started is not None:
-            return sample.started.prefill_finished_time
-        return sample.first_token_ts
 
     def _observe(self, name: str, value: float, times: int = 1) -> None:
         self._metrics.observe(name, value, self._is_streaming, times)
@@ -78,7 +73,7 @@ class Meter:
 
     def _time_per_token(self, stream: Stream, finished_ts: float) -> None:
         for sample in stream.samples:
-            first = self._first_token_ts(sample)
+            first = first_token_ts(sample, streamed=self._is_streaming)
             if first is not None and len(sample.output_ids) > 1:
                 mean = (finished_ts - first) / (len(sample.output_ids) - 1)
                 self._observe("request_time_per_output_token_seconds", mean)

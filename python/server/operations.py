@@ -14,10 +14,10 @@ from starlette.responses import PlainTextResponse, Response
 
 from trunkline.engine.client import EngineDied, RequestRefused
 from trunkline.engine.client import Request as EngineRequest
+from trunkline.engine.config import flat_settings
 from trunkline.engine.messages import SamplingParams
 from trunkline.engine.validation import RequestError, shown
 from trunkline.server.answer import request_id
-from trunkline.server.arguments import redacted
 from trunkline.server.http import json_response, read_json
 from trunkline.server.state import Server, server_of
 
@@ -89,7 +89,7 @@ async def server_info(request: Request) -> Response:
     facts = server.client.status.facts
     await server.refresh_engine_metrics()
     resolved = dict(facts.settings) if facts else {}
-    body: dict[str, Any] = {**redacted(server.config), **_known(resolved)}
+    body: dict[str, Any] = {**flat_settings(server.config), **_known(resolved)}
     body |= {
         "served_model_name": server.model.name,
         "model_path": server.model.path,
@@ -162,7 +162,7 @@ def _timeout(value: str | None) -> float:
 async def abort_request(request: Request) -> Response:
     """End a request, one of its samples, or all; 200 also when there is none."""
     server = server_of(request)
-    body = await read_json(request, server.config.http.max_body_bytes)
+    body = (await read_json(request, server.config.http.max_body_bytes)).value
     if not isinstance(body, dict):
         raise RequestError(f"the body must be a JSON object, got {shown(body)}.")
     rid, everything = body.get("rid"), body.get("abort_all")

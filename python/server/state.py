@@ -13,19 +13,19 @@ from starlette.requests import Request
 
 from trunkline.engine.client import Client, ControlFailed, EngineDied
 from trunkline.engine.messages import EngineStatus
-from trunkline.engine.native_request import RequestContext, TextEncoder
+from trunkline.engine.native_request import RequestContext
 from trunkline.engine.validation import RequestError
 from trunkline.server import logs
 from trunkline.server.config import ServerConfig
 from trunkline.server.metrics import Metrics
-from trunkline.server.token_text import TokenTexts
+from trunkline.server.token_text import Tokenizer, TokenTexts
 
 Value = TypeVar("Value")
 
 # A loop that has not gone round for this long is stuck, not busy: steps are bounded.
 HEARTBEAT_LIMIT_S = 60.0
-# Work on fewer characters than this costs less than handing it to a thread.
-_INLINE_CHARS = 4096
+# Work on a shorter body than this costs less than handing it to a thread.
+_INLINE_BYTES = 4096
 _MAX_NAMED_FIELDS = 256
 # Metric -> its name in the engine's `stats`.
 _STATS = {
@@ -41,16 +41,6 @@ _STATS = {
     "num_retracted_requests_total": "retracted_requests_total",
     "evicted_tokens_total": "evicted_tokens_total",
 }
-
-
-class Tokenizer(TextEncoder, Protocol):
-    """What the server needs of a tokenizer."""
-
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-        """The text of `ids`."""
-
-    def token_of(self, token_id: int) -> str | None:
-        """The token as the vocabulary spells it."""
 
 
 class ChatTemplate(Protocol):
@@ -199,6 +189,6 @@ def server_of(request: Request) -> Server:
     return server
 
 
-async def offload(chars: int, work: Callable[[], Value]) -> Value:
-    """Do CPU work on about `chars` characters: here when short, else in a thread."""
-    return work() if chars < _INLINE_CHARS else await asyncio.to_thread(work)
+async def offload(num_bytes: int, work: Callable[[], Value]) -> Value:
+    """Do CPU work on a body of `num_bytes`: here when short, else in a thread."""
+    return work() if num_bytes < _INLINE_BYTES else await asyncio.to_thread(work)

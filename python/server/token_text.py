@@ -5,18 +5,17 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Protocol
 
+from trunkline.engine.native_request import TextEncoder
 
-class Decoder(Protocol):
-    """What is needed of a tokenizer here."""
+
+class Tokenizer(TextEncoder, Protocol):
+    """What the server needs of a tokenizer."""
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`."""
 
     def token_of(self, token_id: int) -> str | None:
         """The token as the vocabulary spells it."""
-
-    def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of each text."""
 
 
 class TokenTexts:
@@ -26,7 +25,7 @@ class TokenTexts:
     whose text is then cut off.
     """
 
-    def __init__(self, tokenizer: Decoder) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._anchor = tokenizer.encode_batch(["a"], add_special_tokens=False)[0][-1:]
         self._anchor_text = tokenizer.decode(self._anchor, skip_special_tokens=False)

@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 
+from trunkline.engine.config import flat_settings, settings_line
 from trunkline.server.arguments import (
     UsageError,
     build_parser,
     parse_arguments,
-    redacted,
-    server_args_line,
 )
 from trunkline.server.cli import main, with_random_seed
 from trunkline.server.config import ServerConfig
@@ -18,7 +17,7 @@ from trunkline.server.config import ServerConfig
 def parse(*words: str, environment: dict[str, str] | None = None) -> dict[str, object]:
     """The settings by flat names; the secret one shown."""
     config, _ = parse_arguments(words, environment or {})
-    return {**redacted(config), "api_key": config.http.api_key}
+    return {**flat_settings(config), "api_key": config.http.api_key}
 
 
 # Every field of the reference's argument dump: words -> the setting, a warning, or a refusal.
@@ -224,7 +223,7 @@ def test_a_bad_environment_variable():
 
 def test_secrets_are_not_shown():
     config, _ = parse_arguments(["--api-key", "SENTINEL"], {})
-    line = server_args_line(config)
+    line = settings_line(config)
     assert "SENTINEL" not in line
     assert line.startswith("server_args=ServerArgs(")
     assert "api_key='***'" in line
@@ -235,7 +234,7 @@ def test_every_setting_has_a_flag_and_a_default():
     help_text = build_parser().format_help()
     config, warnings = parse_arguments([], {})
     assert (config, warnings) == (ServerConfig(), [])
-    for name in redacted(config):
+    for name in flat_settings(config):
         assert f"--{name.replace('_', '-')}" in help_text
 
 

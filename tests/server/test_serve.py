@@ -1,14 +1,16 @@
 """The life of the server around the app: the gate, draining, what a stop does to requests."""
 
 import asyncio
+import json
 import socket
 import threading
 import time
+from typing import Any
 
 import httpx
 import pytest
 import uvloop
-from tests.server.fake_engine import FakeEngine
+from tests.server.fake_engine import ByteTokenizer, FakeEngine
 from tests.server.live import Live
 
 from trunkline.server import serve
@@ -96,3 +98,43 @@ def test_what_outlives_the_grace_time_is_told(monkeypatch: pytest.MonkeyPatch):
             last = "".join(chunks).split("\n\n")[-2]
         assert "the engine cannot answer: the client was closed" in last
         assert live.server.in_flight == 0
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/tokenize"])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_long_body_does_not_hold_up_the_loop(
+    monkeypatch: pytest.MonkeyPatch, path: str, chunked: bool
+):
+    threads: list[threading.Thread] = []
+    encode = ByteTokenizer.encode_batch
+
+    def noted(*arguments: Any, **options: Any) -> list[list[int]]:
+        threads.append(threading.current_thread())
+        return encode(*arguments, **options)
+
+    field = "text" if path == "/generate" else "prompt"
+    body = json.dumps({field: "x" * 5000}).encode()
+    with Live() as live:
+        monkeypatch.setattr(ByteTokenizer, "encode_batch", noted)
+        content = iter([body]) if chunked else body
+        headers = {"content-type": "application/json"}
+        live.http.post(path, content=content, headers=headers)
+        assert len(threads) == 1
+        assert threads[0] is not live._thread
+
+
+def test_head_and_body_of_a_response_are_one_write(monkeypatch: pytest.MonkeyPatch):
+    writes: list[bytes] = []
+    write = asyncio.StreamWriter.write
+
+    def noted(self: asyncio.StreamWriter, data: bytes) -> None:
+        writes.append(data)
+        write(self, data)
+
+    with Live() as live:
+        monkeypatch.setattr(asyncio.StreamWriter, "write", noted)
+        answer = live.generate(text="x")
+        assert answer.status_code == 200
+        [sent] = writes
+        assert sent.startswith(b"HTTP/1.1 200")
+        assert sent.endswith(answer.content)

@@ -27,13 +27,7 @@ class PytorchFiles:
             path: {name: tuple(tensor.shape) for name, tensor in _load(path).items()}
             for path in self._shards.files
         }
-        self._shards.check(found)
-        return {
-            name: shape
-            for shapes in found.values()
-            for name, shape in shapes.items()
-            if not name.endswith(DERIVED_SUFFIX)
-        }
+        return self._shards.merged(found)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for path in self._shards.files:

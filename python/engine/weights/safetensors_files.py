@@ -26,14 +26,7 @@ class SafetensorsFiles:
         self._shards = shards
 
     def shapes(self) -> dict[str, Shape]:
-        found = {path: _read_header(path) for path in self._shards.files}
-        self._shards.check(found)
-        return {
-            name: shape
-            for shapes in found.values()
-            for name, shape in shapes.items()
-            if not name.endswith(DERIVED_SUFFIX)
-        }
+        return self._shards.merged({path: _read_header(path) for path in self._shards.files})
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         from safetensors import SafetensorError, safe_open

@@ -6,12 +6,13 @@ in which.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from trunkline.engine.checkpoint import CheckpointError
 from trunkline.engine.weights.json_files import read_object
+from trunkline.engine.weights.layout import Shape
 
 # Derived from the config; old checkpoints carry them along.
 DERIVED_SUFFIX = ".rotary_emb.inv_freq"
@@ -25,8 +26,8 @@ class Shards:
     index_path: Path | None = None
     index: Mapping[str, str] | None = None  # tensor name -> file name
 
-    def check(self, found: Mapping[Path, Iterable[str]]) -> None:
-        """Compare the tensors in each file with the index and with each other.
+    def merged(self, found: Mapping[Path, Mapping[str, Shape]]) -> dict[str, Shape]:
+        """The tensors of all files, without derived ones; checked against index and each other.
 
         Raises:
             CheckpointError: a tensor that is in two files, that the index puts elsewhere or does
@@ -50,6 +51,12 @@ class Shards:
                 raise CheckpointError(
                     f"{self.index_path} puts tensor {name!r} in {file_name}, which does not hold it"
                 )
+        return {
+            name: shape
+            for shapes in found.values()
+            for name, shape in shapes.items()
+            if not name.endswith(DERIVED_SUFFIX)
+        }
 
 
 def find_shards(directory: Path, single: str, pattern: str) -> Shards | None:

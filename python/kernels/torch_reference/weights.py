@@ -48,7 +48,7 @@ class EmbeddingWeight:
         return self.table.nbytes
 
     def load(self, part: str, tensor: torch.Tensor) -> None:
-        _destination(self, part, tensor, self.table)
+        _copy_part(self, part, tensor, self.table)
         if self.tied is not None:
             self.tied.pack()
 
@@ -69,7 +69,7 @@ class NormWeight:
         return self.weight.nbytes
 
     def load(self, part: str, tensor: torch.Tensor) -> None:
-        _destination(self, part, tensor, self.weight)
+        _copy_part(self, part, tensor, self.weight)
 
 
 class LinearWeight:
@@ -115,11 +115,11 @@ class LinearWeight:
         self._ready = {}
         if part.endswith(".bias"):
             assert self.bias is not None
-            _destination(self, part, tensor, self.bias[rows])
+            _copy_part(self, part, tensor, self.bias[rows])
         else:
             if self._plain is None:
                 self._plain = self._unpacked()
-            _destination(self, part, tensor, self._plain[rows])
+            _copy_part(self, part, tensor, self._plain[rows])
         self._unloaded.discard(part)
         if not self._unloaded and self._plain is not None:
             self._packed = pack(self._plain)
@@ -193,7 +193,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor | None:
     return packed
 
 
-def _destination(
+def _copy_part(
     handle: EmbeddingWeight | NormWeight | LinearWeight,
     part: str,
     tensor: torch.Tensor,

@@ -10,6 +10,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from trunkline.engine.chat_template import RESERVED_VARIABLES
 from trunkline.engine.messages import LogprobRequest
 from trunkline.engine.native_request import (
     RequestOptions,
@@ -32,9 +33,6 @@ from trunkline.server.openai.messages import check_messages
 from trunkline.server.state import Server, offload, server_of
 
 MAX_TOP_LOGPROBS: Final = 20
-_RESERVED: Final = frozenset(
-    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
-)
 _UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -82,9 +80,8 @@ class _Parsed:
 async def chat_completions(request: Request) -> ASGIApp:
     """Parse, submit, answer."""
     server = server_of(request)
-    body = await read_json(request, server.config.http.max_body_bytes)
-    size = int(request.headers.get("content-length", "0"))
-    parsed = await offload(size, lambda: _parse(body, server, request_id(request)))
+    body, num_bytes = await read_json(request, server.config.http.max_body_bytes)
+    parsed = await offload(num_bytes, lambda: _parse(body, server, request_id(request)))
     return Generation(server, parsed.job, ChatReply(server, parsed.options))
 
 
@@ -154,7 +151,7 @@ def render_chat(
         RequestError: a message is malformed, or the template refuses the chat (its own words).
     """
     check_messages(messages)
-    reserved = _RESERVED & variables.keys()
+    reserved = RESERVED_VARIABLES & variables.keys()
     if reserved:
         raise RequestError(
             f"chat_template_kwargs must not hold {', '.join(sorted(reserved))}.",

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
 
 from trunkline.engine.messages import Logprobs
+from trunkline.engine.outputs import reported_logprob
 from trunkline.server.token_text import TokenTexts
-
-# What an impossible token's log-prob is shown as: JSON has no infinity.
-LOWEST: Final = -9999.0
-
-
-def finite(logprob: float) -> float:
-    """A number that JSON can hold."""
-    return max(logprob, LOWEST)
 
 
 def chat_logprobs(
@@ -39,7 +31,7 @@ def _entry(token: int, logprob: float, texts: TokenTexts) -> dict[str, object]:
     return {
         "token": texts.text(token),
         "bytes": list(texts.raw(token)),
-        "logprob": finite(logprob),
+        "logprob": reported_logprob(logprob),
     }
 
 
@@ -66,7 +58,7 @@ def completion_logprobs(
         text = texts.text(ids[position])
         known = not math.isnan(value)
         block["tokens"].append(text)
-        block["token_logprobs"].append(finite(value) if known else None)
+        block["token_logprobs"].append(reported_logprob(value))
         top = logprobs.top[position] if logprobs.top else []
         best: dict[str, float] = {}
         for chance, token in top if known else ():

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from trunkline.engine.chat_template import ROLES
 from trunkline.engine.validation import RequestError, shown
 
-ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 _MAX_MESSAGES: Final = 16_384
 
 
