@@ -1,4 +1,4 @@
-"""The wheel and the wheel built from the sdist hold exactly the package's files, and import."""
+"""Wheel and sdist hold exactly what they should, and the wheel imports and runs."""
 
 import subprocess
 import sys
@@ -19,10 +19,13 @@ def run(*command: str | Path, cwd: Path = ROOT) -> str:
     return done.stdout
 
 
+def tracked_files(*folders: str) -> set[str]:
+    return set(run("git", "ls-files", "--cached", *folders).split())
+
+
 def shipped_files() -> set[str]:
     """What `git` knows under python/, under the import name."""
-    listed = run("git", "ls-files", "--cached", "python").split()
-    return {name.replace("python/", "trunkline/", 1) for name in listed}
+    return {name.replace("python/", "trunkline/", 1) for name in tracked_files("python")}
 
 
 def wheel_files(wheel: Path) -> set[str]:
@@ -42,38 +45,58 @@ def build(source: Path, out: Path, *options: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The wheel of the tree and the wheel of its sdist."""
-    out = tmp_path_factory.mktemp("wheels")
-    direct = build(ROOT, out / "direct")
-    run(sys.executable, "-m", "maturin", "sdist", "--out", out / "sdist")
-    (sdist,) = (out / "sdist").glob("*.tar.gz")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the tree."""
+    return build(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The unpacked sdist."""
+    out = tmp_path_factory.mktemp("sdist")
+    run(sys.executable, "-m", "maturin", "sdist", "--out", out)
+    (sdist,) = out.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         archive.extractall(out / "unpacked", filter="data")
     (unpacked,) = (out / "unpacked").iterdir()
-    return {"tree": direct, "sdist": build(unpacked, out / "from_sdist")}
+    return unpacked
 
 
-@pytest.mark.parametrize("origin", ["tree", "sdist"])
-@pytest.mark.timeout(900)
-def test_wheel_holds_the_package(wheels: dict[str, Path], origin: str) -> None:
-    wheel = wheels[origin]
+def check_contents(wheel: Path) -> None:
     assert "cp311-abi3" in wheel.name
     assert wheel_files(wheel) == shipped_files() | {"trunkline/_core.abi3.so"}
 
 
 @pytest.mark.timeout(900)
-def test_wheel_imports_from_a_clean_environment(wheels: dict[str, Path], tmp_path: Path) -> None:
+def test_wheel_holds_the_package(wheel: Path) -> None:
+    check_contents(wheel)
+
+
+def test_sdist_holds_what_a_build_reads(source: Path) -> None:
+    sources = {name for name in tracked_files("rust") if "/src/" in name or "Cargo.toml" in name}
+    sources |= {"Cargo.toml", "Cargo.lock", "pyproject.toml", "LICENSE", "README.md"}
+    missing = [name for name in sorted(sources) if not (source / name).is_file()]
+    assert missing == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_wheel_of_the_sdist_holds_the_package(source: Path, tmp_path: Path) -> None:
+    check_contents(build(source, tmp_path))
+
+
+@pytest.mark.timeout(900)
+def test_wheel_imports_from_a_clean_environment(wheel: Path, tmp_path: Path) -> None:
     environment = tmp_path / "venv"
     venv.create(environment, with_pip=False)
     python = environment / "bin" / "python"
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    with zipfile.ZipFile(wheels["tree"]) as archive:
+    with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
     # The dependencies of this environment, without its editable trunkline: a .pth adds a path, and
     # the .pth files in that path are not read.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     code = "import trunkline, trunkline._core as c; print(trunkline.__file__, c.__file__)"
-    for path in run(python, "-c", code, cwd=tmp_path).split():
+    for path in run(python, "-E", "-c", code, cwd=tmp_path).split():
         assert Path(path).is_relative_to(site)
-    assert "--model-path" in run(python, "-m", "trunkline", "--help", cwd=tmp_path)
+    assert "--model-path" in run(python, "-E", "-m", "trunkline", "--help", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""Log lines on standard error, in the form that operators' tools read: `[2026-01-31 12:00:00] ...`."""
+"""Log lines on standard error, in the form that operators' tools read: `[date time] text`."""
 
 from __future__ import annotations
 

@@ -188,16 +188,7 @@ def scripts(model: str, directory: Path) -> dict[str, tuple[list[str], str | Non
     """Ways to run the same lines, without a guard and without a shutdown."""
     text = SCRIPT.format(model=model)
     (directory / "x.py").write_text(text)
-    package = directory / "package"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "__main__.py").write_text(text)
-    return {
-        "file": (["x.py"], None),
-        "command": (["-c", text], None),
-        "stdin": (["-"], text),
-        "package": (["-m", "package"], None),
-    }
+    return {"file": (["x.py"], None), "stdin": (["-"], text)}
 
 
 def test_scripts_need_no_guard(tiny_model: str, tmp_path: Path) -> None:

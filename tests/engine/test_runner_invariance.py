@@ -47,24 +47,25 @@ def same_bits(left: Sequence, right: Sequence) -> bool:
 
 
 @cache
-def solo_runs(family: str, dtype: str) -> list[Sequence]:
-    """Each request alone, its whole prompt in one step."""
-    requests = make_requests(32)
-    for request in requests:
-        driver = Driver(shared_runner(family, dtype))
-        driver.generate([request], NUM_TOKENS)
-    return requests
+def solo_run(family: str, dtype: str, index: int) -> Sequence:
+    """A request of `make_requests` alone, its whole prompt in one step."""
+    request = make_requests(32)[index]
+    Driver(shared_runner(family, dtype)).generate([request], NUM_TOKENS)
+    return request
 
 
 def check(family: str, dtype: str, runs: list[Sequence]) -> None:
-    for alone, other in zip(solo_runs(family, dtype), runs, strict=False):
-        assert same_bits(alone, other), f"prompt of {len(alone.prompt)} tokens"
+    for index, run in enumerate(runs):
+        alone = solo_run(family, dtype, index)
+        assert same_bits(alone, run), f"prompt of {len(alone.prompt)} tokens"
 
 
-@families
+@pytest.mark.parametrize(
+    ("family", "count"), [("llama-wide", 32), *((f, 12) for f in FAMILIES[1:])]
+)
 @both_dtypes
-def test_batch_of_32(family: str, dtype: str) -> None:
-    requests = make_requests(32)
+def test_batches(family: str, count: int, dtype: str) -> None:
+    requests = make_requests(count)
     Driver(shared_runner(family, dtype)).generate(requests, NUM_TOKENS)
     check(family, dtype, requests)
 
@@ -92,7 +93,8 @@ def test_sizes_of_temporaries_do_not_matter(
     family: str, dtype: str, elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Block by block and tile by tile, or everything at once."""
-    solo_runs(family, dtype)
+    for index in range(8):
+        solo_run(family, dtype, index)  # with the usual sizes
     monkeypatch.setattr(attention_plan, "CHUNK_ELEMENTS", elements)
     requests = make_requests(8)
     Driver(shared_runner(family, dtype)).generate(requests, NUM_TOKENS, chunk=170)
@@ -151,7 +153,7 @@ def test_donor_with_another_continuation(family: str, dtype: str) -> None:
         again = Sequence(request.prompt, request.params)
         driver.share_prefix(donor, again, shared)
         driver.generate([again], NUM_TOKENS)
-        assert same_bits(solo_runs(family, dtype)[6], again), shared
+        assert same_bits(solo_run(family, dtype, 6), again), shared
 
 
 @families
@@ -184,7 +186,7 @@ def test_rows_in_any_order(dtype: str) -> None:
 def test_prompt_and_output_tokens_have_equal_logprobs(dtype: str) -> None:
     """Scoring a text equals having generated it."""
     runner = shared_runner("llama-wide", dtype)
-    run = solo_runs("llama-wide", dtype)[4]
+    run = solo_run("llama-wide", dtype, 4)
     driver = Driver(runner, top_n=1)
     for end, value in enumerate(run.logprobs, start=len(run.prompt)):
         again = Sequence(run.tokens[:end], Params(bias={run.tokens[end]: 1e4}))
