@@ -157,11 +157,11 @@ class _Sizes:
 
 
 def _sizes(config: EngineConfig, checkpoint: Checkpoint) -> _Sizes:
+    resources.check_queue_order(config.scheduler)
     model = checkpoint.config
     device = resolve_device(config.model.device)
     dtype = resolve_dtype(config.model.dtype, model.dtype, device)
     on_host = device.type == "cpu"
-    resources.check_queue_order(config.scheduler)
     memory = resources.Memory(
         free=resources.free_host_bytes() if on_host else torch.cuda.mem_get_info(device)[0],
         weights=resources.weight_bytes(model, dtype.itemsize),

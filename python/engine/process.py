@@ -32,6 +32,7 @@ import msgspec
 
 from trunkline.engine import log_lines
 from trunkline.engine.channel import Changed, Deliver, Port, SocketLink, SocketPort
+from trunkline.engine.checkpoint import CheckpointError
 from trunkline.engine.config import EngineConfig
 from trunkline.engine.loop import EngineLoop
 from trunkline.engine.messages import EngineFacts, EngineStatus
@@ -354,8 +355,14 @@ def run_child(build: Callable[[EngineConfig], Launched]) -> None:
     try:
         engine = build(boot.config)
     except Exception as error:
-        logger.debug("The engine could not start", exc_info=True)
-        _report(status_pipe, Report(error=f"The engine could not start: {error}"))
+        if isinstance(
+            error, CheckpointError | ValueError
+        ):  # a model or setting as it should not be
+            cause = str(error)
+        else:
+            logger.exception("The engine could not start")
+            cause = f"{type(error).__name__}: {error}"
+        _report(status_pipe, Report(error=f"The engine could not start: {cause}"))
         sys.exit(1)
     port = SocketPort(_socket_path(Path(boot.directory)), boot.epoch)
     loop = engine.loop(port, heartbeat.beat)

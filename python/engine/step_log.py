@@ -21,8 +21,7 @@ Stats = dict[str, float]
 class StepLog:
     """Follows one scheduler. `step` is called once per turn of the loop.
 
-    `gen_throughput` is the tokens per second between the last two decode lines, 0 when the engine
-    has come to rest since; it is kept up to date whether or not the lines are written.
+    `gen_throughput` is that of the last decode line, whether or not it was logged; 0 when idle.
     """
 
     def __init__(
@@ -46,6 +45,8 @@ class StepLog:
 
     def step(self, *, idle: bool) -> None:
         """Count a step (or, idle, none) and write the lines that are due."""
+        if idle:
+            self.gen_throughput = 0.0
         now = time.monotonic()
         self._steps += not idle
         decode_due = not idle and self._steps % self._interval_steps == 0
@@ -58,8 +59,6 @@ class StepLog:
             self._retraction(stats)
         if decode_due:
             self._decode(stats, now)
-        elif idle:
-            self.gen_throughput = 0.0
 
     def _prefill(self, stats: Stats, now: float) -> None:
         new_tokens = self._since(self._last_prefill, stats, "prompt_tokens_total")

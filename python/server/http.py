@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import orjson
 from starlette.requests import Request
@@ -18,15 +18,8 @@ DONE: Final = b"data: [DONE]\n\n"
 _CONSTANTS: Final = (b"NaN", b"Infinity")
 
 
-class JsonBody(NamedTuple):
-    """A decoded body, and how long it was on the wire."""
-
-    value: Any
-    num_bytes: int
-
-
-async def read_json(request: Request, max_bytes: int) -> JsonBody:
-    """Decode a JSON body of at most `max_bytes`.
+async def read_json(request: Request, max_bytes: int) -> tuple[Any, int]:
+    """Decode a JSON body of at most `max_bytes`; the document, and the bytes it came in.
 
     Raises:
         RequestError: it is not declared or written as JSON (400), or too long (413).
@@ -37,7 +30,7 @@ async def read_json(request: Request, max_bytes: int) -> JsonBody:
             f"Content-Type must be application/json, got {declared[:80]!r}.", "content-type"
         )
     body = await read_body(request, max_bytes)
-    return JsonBody(decode_json(body), len(body))
+    return decode_json(body), len(body)
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:

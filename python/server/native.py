@@ -19,9 +19,9 @@ from trunkline.server.state import Server, offload, server_of
 async def generate(request: Request) -> ASGIApp:
     """Parse, submit, answer."""
     server = server_of(request)
-    body, num_bytes = await read_json(request, server.config.http.max_body_bytes)
+    body, size = await read_json(request, server.config.http.max_body_bytes)
     rid = request_id(request)
-    parsed = await offload(num_bytes, lambda: parse_generate(body, server.native, default_rid=rid))
+    parsed = await offload(size, lambda: parse_generate(body, server.native, default_rid=rid))
     job = Job(
         rid=parsed.rid, requests=parsed.requests, stream=parsed.stream, ignored=parsed.ignored
     )

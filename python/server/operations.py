@@ -162,7 +162,7 @@ def _timeout(value: str | None) -> float:
 async def abort_request(request: Request) -> Response:
     """End a request, one of its samples, or all; 200 also when there is none."""
     server = server_of(request)
-    body = (await read_json(request, server.config.http.max_body_bytes)).value
+    body, _ = await read_json(request, server.config.http.max_body_bytes)
     if not isinstance(body, dict):
         raise RequestError(f"the body must be a JSON object, got {shown(body)}.")
     rid, everything = body.get("rid"), body.get("abort_all")

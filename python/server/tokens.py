@@ -35,10 +35,10 @@ class _Detokenize(msgspec.Struct, forbid_unknown_fields=True):
 async def tokenize(request: Request) -> Response:
     """Token ids of a text, of several texts, or of a chat."""
     server = server_of(request)
-    body, num_bytes = await read_json(request, server.config.http.max_body_bytes)
+    body, size = await read_json(request, server.config.http.max_body_bytes)
     fields = _convert(body, _Tokenize)
     server.check_model(fields.model)
-    tokens = await offload(num_bytes, lambda: _tokens(fields, server))
+    tokens = await offload(size, lambda: _tokens(fields, server))
     many = bool(tokens) and isinstance(tokens[0], list)
     counts = [len(one) for one in tokens] if many else len(tokens)
     limit = server.model.context_length
@@ -75,10 +75,10 @@ def _tokens(fields: _Tokenize, server: Server) -> list[Any]:
 async def detokenize(request: Request) -> Response:
     """The text of token ids, or of several lists of them."""
     server = server_of(request)
-    body, num_bytes = await read_json(request, server.config.http.max_body_bytes)
+    body, size = await read_json(request, server.config.http.max_body_bytes)
     fields = _convert(body, _Detokenize)
     server.check_model(fields.model)
-    return json_response({"text": await offload(num_bytes, lambda: _text(fields, server))})
+    return json_response({"text": await offload(size, lambda: _text(fields, server))})
 
 
 def _text(fields: _Detokenize, server: Server) -> str | list[str]:

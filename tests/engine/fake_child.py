@@ -1,7 +1,7 @@
 """An engine process with a fake scheduler, for `test_process.py`: run with `python -m`.
 
-`model_path` says what goes wrong: "bad" fails to start, "stuck" hangs in its first step, "slow"
-takes 10 ms a step.
+`model_path` says what goes wrong: "bad" and "broken" fail to start, "stuck" hangs in its first
+step, "slow" takes 10 ms a step.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ class FakeLaunched:
         self.model = config.model.model_path
         if self.model == "bad":
             raise ValueError("tensor lm_head is missing")
+        if self.model == "broken":
+            raise KeyError("lm_head")
 
     def loop(self, port: Port, beat: Callable[[], None]) -> EngineLoop:
         options = LoopOptions(arena_bytes=1 << 16, max_total_tokens=1024, beat=beat)

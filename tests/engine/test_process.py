@@ -115,12 +115,18 @@ def test_a_killed_engine_is_restarted_and_its_requests_fail() -> None:
     asyncio.run(main())
 
 
-def test_a_failed_start_is_final_and_says_why() -> None:
+@pytest.mark.parametrize(
+    ("model", "cause", "shows_stack"),
+    [("bad", "tensor lm_head is missing", False), ("broken", "KeyError: 'lm_head'", True)],
+)
+def test_a_failed_start_is_final_and_says_why(
+    model: str, cause: str, shows_stack: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
     async def main() -> None:
-        process = engine_process("bad")
+        process = engine_process(model)
         client = Client(process)
         await client.start()
-        with pytest.raises(EngineDied, match="tensor lm_head is missing"):
+        with pytest.raises(EngineDied, match=f"The engine could not start: {cause}"):
             await client.ready()
         status = client.status
         assert (status.state, status.epoch) == ("dead", 1)
@@ -128,6 +134,7 @@ def test_a_failed_start_is_final_and_says_why() -> None:
         await client.close()
 
     asyncio.run(main())
+    assert ("Traceback" in capfd.readouterr().err) == shows_stack
 
 
 def test_a_stuck_engine_is_killed_by_the_watchdog() -> None:

@@ -80,8 +80,8 @@ class _Parsed:
 async def chat_completions(request: Request) -> ASGIApp:
     """Parse, submit, answer."""
     server = server_of(request)
-    body, num_bytes = await read_json(request, server.config.http.max_body_bytes)
-    parsed = await offload(num_bytes, lambda: _parse(body, server, request_id(request)))
+    body, size = await read_json(request, server.config.http.max_body_bytes)
+    parsed = await offload(size, lambda: _parse(body, server, request_id(request)))
     return Generation(server, parsed.job, ChatReply(server, parsed.options))
 
 

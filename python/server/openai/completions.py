@@ -53,8 +53,8 @@ class CompletionFields(CommonFields, kw_only=True):
 async def completions(request: Request) -> ASGIApp:
     """Parse, submit, answer."""
     server = server_of(request)
-    body, num_bytes = await read_json(request, server.config.http.max_body_bytes)
-    job, options = await offload(num_bytes, lambda: _parse(body, server, request_id(request)))
+    body, size = await read_json(request, server.config.http.max_body_bytes)
+    job, options = await offload(size, lambda: _parse(body, server, request_id(request)))
     return Generation(server, job, CompletionReply(server, options))
 
 
