@@ -134,11 +134,10 @@ class Plan:
             raise ValueError(f"not a plan of layout version {VERSION}: {words[:2]}")
         self.arena = arena
         self._words = words
-        for index, (name, dtype, width) in enumerate(PLAN_SECTIONS):
-            offset = words[SECTION_TABLE_WORD + 2 * index]
-            count = words[SECTION_TABLE_WORD + 2 * index + 1]
-            section = arena[offset : offset + count * np.dtype(dtype).itemsize].view(dtype)
-            setattr(self, name, section if width == 1 else section.reshape(-1, width))
+        table = iter(words[SECTION_TABLE_WORD : SECTION_TABLE_WORD + 2 * len(PLAN_SECTIONS)])
+        for (name, dtype, width), offset, count in zip(PLAN_SECTIONS, table, table, strict=True):
+            shape = count if width == 1 else (count // width, width)
+            setattr(self, name, np.ndarray(shape, dtype, arena, offset))
 
     @property
     def step(self) -> int:
