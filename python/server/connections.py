@@ -18,6 +18,7 @@ from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
+from hypercorn.events import Event, Updated
 from starlette.types import ASGIApp
 
 from trunkline.server import logs
@@ -77,6 +78,26 @@ class CorkedWriter:
         return self._writer.get_extra_info(name)
 
 
+class Connection(TCPServer):
+    """One client's connection; ends when the client closes its side.
+
+    Hypercorn's own would stay, with its descriptor, until the time-out of idle connections: the
+    task that waits for that keeps its task group open.
+    """
+
+    _has_ended = False
+
+    async def protocol_send(self, event: Event) -> None:
+        """As Hypercorn's, except that an ended connection cannot become idle again."""
+        if not (self._has_ended and isinstance(event, Updated)):
+            await super().protocol_send(event)
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        self._has_ended = True
+        await self.idle_task.stop()
+
+
 async def listen(
     app: ASGIApp, listener: socket.socket, options: HttpOptions, stop: asyncio.Event
 ) -> None:
@@ -92,7 +113,7 @@ async def listen(
         task.add_done_callback(connections.discard)
         corked = cast(asyncio.StreamWriter, CorkedWriter(writer))
         with contextlib.suppress(asyncio.CancelledError):  # only `listen` cancels it
-            await TCPServer(wrapped, loop, config, context, {}, reader, corked)
+            await Connection(wrapped, loop, config, context, {}, reader, corked)
 
     server = await asyncio.start_server(connected, sock=listener, backlog=_BACKLOG)
     try:

@@ -1,0 +1,48 @@
+"""Connections end when their clients end them, and what they hold is given back."""
+
+import socket
+
+import psutil
+import pytest
+from tests.server.live import Live
+from tests.server.test_disconnects import wait_until
+
+ONE = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+BODY = b'{"text": "hi", "sampling_params": {"max_new_tokens": 2}}'
+REQUESTS = {
+    "nothing": b"",
+    "half a head": b"POST /generate HTTP/1.1\r\nHo",
+    "half a body": ONE + b"Content-Length: 1000\r\n\r\n{",
+    "an answered request": ONE + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY,
+    "a refused request": ONE + b"Content-Length: 2\r\n\r\n{}",
+    "two answered requests": (ONE + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY) * 2,
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00",
+}
+
+
+def held(live: Live) -> int:
+    """How many connections the server still holds."""
+    connections = psutil.Process().net_connections("tcp4")
+    return sum(
+        one.laddr.port == live.port and one.status != psutil.CONN_LISTEN for one in connections
+    )
+
+
+@pytest.mark.parametrize("half_close", [False, True])
+@pytest.mark.parametrize("sent", REQUESTS)
+def test_a_closed_connection_is_let_go_at_once(live: Live, sent: str, half_close: bool):
+    before = held(live)
+    clients = [socket.create_connection(("127.0.0.1", live.port), timeout=5) for _ in range(3)]
+    for client in clients:
+        client.sendall(REQUESTS[sent])
+        if "request" in sent:
+            assert client.recv(4096).startswith(b"HTTP/1.1")
+    wait_until(lambda: held(live) == before + 3)
+    for client in clients:
+        if half_close:
+            client.shutdown(socket.SHUT_WR)
+        else:
+            client.close()
+    wait_until(lambda: held(live) <= before, 10)
+    for client in clients:
+        client.close()
