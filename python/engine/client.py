@@ -78,12 +78,12 @@ class Client:
             self._changed.clear()
             await self._changed.wait()
 
-    async def close(self) -> None:
+    async def close(self, reason: str = "the client was closed") -> None:
         """Abort what is in flight, fail what waits, and let go of the engine. Idempotent."""
         if self._streams and self.status.state == "ready":
             for stream in list(self._streams.values()):
                 self._abort_stream(stream)
-        self._lose(EngineDied("the client was closed"), epoch=None)
+        self._lose(EngineDied(reason), epoch=None)
         await self._channel.close()
 
     @property

@@ -237,6 +237,6 @@ async def _drain(server: Server, client: Client) -> None:
         logs.SERVER.warning(
             "%d requests did not end within %g s and are cut off", server.in_flight, grace_s
         )
-        await client.close()
+        await client.close("the server is shutting down")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(server.idle.wait(), _HANGUP_S)
