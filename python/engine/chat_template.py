@@ -17,6 +17,7 @@ from jinja2 import nodes
 
 from trunkline.engine.checkpoint import CheckpointError
 from trunkline.engine.template_sandbox import sandboxed_environment
+from trunkline.engine.validation import shown
 
 Message = Mapping[str, Any]
 
@@ -216,7 +217,7 @@ class _Compiled:
     def _role(self, index: int, role: object) -> str:
         if not isinstance(role, str) or (role not in ROLES and role not in self._strings):
             raise ChatTemplateError(
-                f"messages[{index}].role is {role!r}; known are {', '.join(ROLES)}"
+                f"messages[{index}].role is {shown(role)}; known are {', '.join(ROLES)}"
             )
         return "system" if role == "developer" and role not in self._strings else role
 
@@ -241,7 +242,7 @@ def _part_text(index: int, number: int, part: object) -> str:
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(part, Mapping) or kind != "text":
-        raise ChatTemplateError(f"{where} has type {kind!r}; this model takes only 'text'")
+        raise ChatTemplateError(f"{where} has type {shown(kind)}; this model takes only 'text'")
     text = part.get("text")
     if not isinstance(text, str):
         raise ChatTemplateError(f"{where}.text must be a string")

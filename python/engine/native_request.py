@@ -84,6 +84,9 @@ class TextEncoder(Protocol):
     ) -> list[list[int]]:
         """Token ids of each text."""
 
+    def most_chars(self, tokens: int) -> int | None:
+        """No text of more characters becomes so few tokens; None: no bound is known."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
@@ -228,6 +231,23 @@ def check_prompt(prompt_ids: Sequence[int], name: str, limits: Limits) -> None:
         )
 
 
+def check_length(text: str, name: str, tokenizer: TextEncoder, limits: Limits) -> None:
+    """Check that a text is not too long to be worth tokenising: `check_prompt` would refuse it.
+
+    Raises:
+        RequestError: it is; the message has both numbers.
+    """
+    most = tokenizer.most_chars(limits.context_length)
+    if most is not None and len(text) > most:
+        raise RequestError(
+            f"{name} has {len(text)} characters, which are more tokens than the model's context "
+            f"length of {limits.context_length} tokens allows ({most} characters at the very "
+            "most).",
+            name,
+            code="context_length_exceeded",
+        )
+
+
 def parse_rid(value: object, limits: Limits) -> str:
     """Check a request id.
 
@@ -315,6 +335,7 @@ def tokenise(texts: list[Any], names: Sequence[str], context: RequestContext) ->
     for name, text in zip(names, texts, strict=True):
         if not isinstance(text, str):
             raise RequestError(f"{name} must be a string, got {shown(text)}.", name)
+        check_length(text, name, context.tokenizer, context.limits)
     try:
         return context.tokenizer.encode_batch(texts)
     except ValueError as error:

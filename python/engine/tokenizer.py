@@ -6,8 +6,10 @@ files to read. Incremental decoding of a stream is the Rust core's work.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Any, Final
 
 import tokenizers
 
@@ -20,6 +22,9 @@ NAMED_TOKENS = (
     "cls_token",
     "mask_token",
 )
+
+# How many times fewer characters a text may have after a normalizer.
+_SHRINKS: Final[Mapping[str, int]] = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Prepend": 1}
 
 
 class TokenizerError(ValueError):
@@ -127,6 +132,11 @@ class Tokenizer:
         )
         return [encoding.ids for encoding in encodings]
 
+    def most_chars(self, tokens: int) -> int | None:
+        """No text of more characters becomes so few tokens; None: no bound is known."""
+        longest = self._longest_token
+        return None if longest is None else longest * tokens
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`. Ids that name no token (padding of the vocabulary) give no text.
 
@@ -139,6 +149,20 @@ class Tokenizer:
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
+    @cached_property
+    def _longest_token(self) -> int | None:
+        """The most characters that a token stands for; None where one may swallow any number."""
+        parts = json.loads(self._backend.to_str())
+        greedy = any(token["lstrip"] or token["rstrip"] for token in parts["added_tokens"])
+        spelled_out = parts["model"].get("byte_fallback") or "ByteLevel" in {
+            one["type"] for one in _steps(parts["pre_tokenizer"])
+        }
+        shrinks = [_shrink(one) for one in _steps(parts["normalizer"])]
+        if parts["model"]["type"] != "BPE" or greedy or not spelled_out or 0 in shrinks:
+            return None
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        return max(map(len, vocabulary)) * max(shrinks, default=1)
+
     def to_json(self) -> str:
         """The tokenizer as the text of a `tokenizer.json`."""
         text: str = self._backend.to_str()
@@ -147,6 +171,24 @@ class Tokenizer:
     def _named_id(self, role: str) -> int | None:
         token = self._named_tokens.get(role)
         return None if token is None else self.id_of(token)
+
+
+def _steps(component: Any) -> list[dict[str, Any]]:
+    """The parts of a normalizer or pre-tokenizer as tokenizer.json has it, sequences laid flat."""
+    if component is None:
+        return []
+    for key in ("normalizers", "pretokenizers"):
+        if key in component:
+            return [step for one in component[key] for step in _steps(one)]
+    return [component]
+
+
+def _shrink(normalizer: Mapping[str, Any]) -> int:
+    """How many times fewer characters a text may have after a normalizer; 0: no bound is known."""
+    if normalizer["type"] == "Replace":
+        replaced = normalizer["pattern"].get("String")
+        return int(replaced is not None and len(replaced) <= len(normalizer["content"]))
+    return _SHRINKS.get(normalizer["type"], 0)
 
 
 def _refuse_surrogates(text: str) -> None:

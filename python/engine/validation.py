@@ -7,9 +7,9 @@ models. Every rule here is stated in `docs/api.md`.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -22,8 +22,12 @@ logger = logging.getLogger(__name__)
 
 # Below this temperature the distribution is a point: decoding is greedy.
 GREEDY_TEMPERATURE: Final = 1e-6
+MAX_FLOAT32: Final = 3.4028234663852886e38  # the engine computes in 32-bit floats
+MIN_REPETITION_PENALTY: Final = 1e-6  # a logit that is divided by it stays finite
 MAX_LOGIT_BIAS: Final = 100.0
 _SHOWN_CHARS: Final = 80
+_SHOWN_DEPTH: Final = 3  # of lists and objects; what lies deeper shows as "Ellipsis"
+_SHOWN_ENTRIES: Final = 27  # more would not fit
 
 
 class RequestError(Exception):
@@ -83,8 +87,26 @@ class ParsedSampling:
 
 def shown(value: object) -> str:
     """`value` for an error message: short, printable, never failing."""
-    text = repr(value) if not isinstance(value, float) else str(value)
+    try:
+        text = repr(_cut(value, _SHOWN_DEPTH))
+    except Exception:  # of a caller's own type, or an integer of thousands of digits
+        text = f"a value of type {type(value).__name__}"
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+
+
+def _cut(value: Any, depth: int) -> Any:
+    """As much of `value` as `shown` may show, so that its cost does not depend on the client."""
+    match value:
+        case str():
+            return value[: _SHOWN_CHARS + 1]
+        case list() if depth:
+            return [_cut(one, depth - 1) for one in value[:_SHOWN_ENTRIES]]
+        case dict() if depth:
+            entries = itertools.islice(value.items(), _SHOWN_ENTRIES)
+            return {_cut(key, 0): _cut(one, depth - 1) for key, one in entries}
+        case list() | dict():
+            return ... if value else value
+    return value
 
 
 def is_int(value: object) -> bool:
@@ -99,7 +121,7 @@ def _finite(value: Any) -> float | None:
         number = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= MAX_FLOAT32 else None  # false for NaN too
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +143,15 @@ _NUMBERS: Final = {
     "temperature": _Number(lambda x: x >= 0, "a non-negative finite number"),
     "top_p": _Number(lambda x: 0 < x <= 1, "in (0, 1]"),
     "top_k": _Number(
-        lambda x: x == -1 or 1 <= x < 2**31, "-1 (disable) or at least 1", integer=True
+        lambda x: x == -1 or 1 <= x < 2**31, "-1 (disable) or in [1, 2147483647]", integer=True
     ),
     "min_p": _Number(lambda x: 0 <= x <= 1, "in [0, 1]"),
     "frequency_penalty": _Number(lambda x: -2 <= x <= 2, "in [-2, 2]"),
     "presence_penalty": _Number(lambda x: -2 <= x <= 2, "in [-2, 2]"),
-    "repetition_penalty": _Number(lambda x: 0 < x <= 2, "in (0, 2]"),
+    "repetition_penalty": _Number(lambda x: MIN_REPETITION_PENALTY <= x <= 2, "in [0.000001, 2]"),
     "max_new_tokens": _Number(lambda x: 0 <= x < 2**31, "an integer in [0, 2147483647]", True),
     "min_new_tokens": _Number(lambda x: 0 <= x < 2**31, "an integer in [0, 2147483647]", True),
-    "stream_interval": _Number(lambda x: 1 <= x < 2**31, "an integer of at least 1", True),
+    "stream_interval": _Number(lambda x: 1 <= x < 2**31, "an integer in [1, 2147483647]", True),
 }
 _FLAGS: Final = ("ignore_eos", "skip_special_tokens", "no_stop_trim")
 # Known elsewhere, not served here: only null, or a value that changes nothing.

@@ -11,6 +11,7 @@ import pytest
 import tokenizers
 from tests.checkpoints import TinyCheckpoint, tiny_tokenizer, write_json, write_tokenizer
 from tests.texts import TEXTS, random_texts
+from tokenizers import normalizers
 from transformers import AutoTokenizer
 
 from trunkline.engine.checkpoint import CheckpointError
@@ -192,3 +193,36 @@ def test_a_damaged_tokenizer_is_named(directory: Path) -> None:
     path.write_text(path.read_text()[:-100])
     with pytest.raises(CheckpointError, match=r"cannot read .*tokenizer.json"):
         load(directory)
+
+
+def test_the_longest_text_of_some_tokens_is_bounded(directory: Path) -> None:
+    tokenizer = load(directory)
+    most = tokenizer.most_chars(10)
+    assert most is not None
+    for token_id in range(tokenizer.vocab_size):
+        assert len(tokenizer.decode([token_id] * 10, skip_special_tokens=False)) <= most
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "factor"),
+    [
+        (normalizers.NFC(), 4),
+        (normalizers.Sequence([normalizers.Prepend("_"), normalizers.Replace(" ", "_")]), 1),
+        (normalizers.Replace("  ", " "), None),
+        (normalizers.Strip(), None),
+    ],
+)
+def test_normalizers_loosen_the_bound(
+    normalizer: normalizers.Normalizer, factor: int | None
+) -> None:
+    plain, backend = Tokenizer(tiny_tokenizer(), {}), tiny_tokenizer()
+    backend.normalizer = normalizer
+    most, bare = Tokenizer(backend, {}).most_chars(10), plain.most_chars(10)
+    assert bare is not None
+    assert most == (None if factor is None else factor * bare)
+
+
+def test_a_token_that_swallows_spaces_has_no_bound() -> None:
+    backend = tiny_tokenizer()
+    backend.add_special_tokens([tokenizers.AddedToken("<mask>", lstrip=True)])
+    assert Tokenizer(backend, {}).most_chars(10) is None

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trunkline.engine.messages import SamplingParams
-from trunkline.engine.validation import Limits, RequestError, parse_sampling_params
+from trunkline.engine.validation import Limits, RequestError, parse_sampling_params, shown
 
 LIMITS = Limits(vocab_size=100, context_length=64)
 
@@ -68,15 +68,24 @@ def test_accepts(raw: dict[str, Any], field: str, value: Any):
         ({"temperature": "0.7"}, "temperature must be a non-negative finite number, got '0.7'."),
         ({"temperature": True}, "temperature must be a non-negative finite number, got True."),
         ({"temperature": math.inf}, "temperature must be a non-negative finite number, got inf."),
+        ({"temperature": 1e39}, "temperature must be a non-negative finite number, got 1e+39."),
         ({"top_p": 0}, "top_p must be in (0, 1], got 0."),
         ({"top_p": 2}, "top_p must be in (0, 1], got 2."),
         ({"min_p": 1.5}, "min_p must be in [0, 1], got 1.5."),
-        ({"top_k": 0}, "top_k must be -1 (disable) or at least 1, got 0."),
-        ({"top_k": -2}, "top_k must be -1 (disable) or at least 1, got -2."),
-        ({"top_k": 1.5}, "top_k must be -1 (disable) or at least 1, got 1.5."),
+        ({"top_k": 0}, "top_k must be -1 (disable) or in [1, 2147483647], got 0."),
+        ({"top_k": -2}, "top_k must be -1 (disable) or in [1, 2147483647], got -2."),
+        ({"top_k": 1.5}, "top_k must be -1 (disable) or in [1, 2147483647], got 1.5."),
         ({"frequency_penalty": 2.1}, "frequency_penalty must be in [-2, 2], got 2.1."),
         ({"presence_penalty": -3}, "presence_penalty must be in [-2, 2], got -3."),
-        ({"repetition_penalty": 0}, "repetition_penalty must be in (0, 2], got 0."),
+        ({"repetition_penalty": 0}, "repetition_penalty must be in [0.000001, 2], got 0."),
+        (
+            {"repetition_penalty": 1e-300},
+            "repetition_penalty must be in [0.000001, 2], got 1e-300.",
+        ),
+        (
+            {"stream_interval": 2**31},
+            "stream_interval must be an integer in [1, 2147483647], got 2147483648.",
+        ),
         ({"max_new_tokens": -1}, "max_new_tokens must be an integer in [0, 2147483647], got -1."),
         (
             {"min_new_tokens": 9, "max_new_tokens": 8},
@@ -169,3 +178,25 @@ def test_anything_is_accepted_or_refused(raw: dict[str, Any]):
     assert 0 <= sampling.seed < 2**64
     assert math.isfinite(sampling.temperature)
     assert all(0 <= token < 100 and math.isfinite(bias) for token, bias in sampling.logit_bias)
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (nested(100_000), "[[[Ellipsis]]]"),
+        ({"a": [{"b": {}}]}, "{'a': [{'b': {}}]}"),
+        (10**5000, "a value of type int"),
+        (["x" * 1000] * 1_000_000, f"['{'x' * 78}..."),
+        (1.5, "1.5"),
+    ],
+    ids=["deep", "nested", "digits", "long", "float"],
+)
+def test_any_value_can_be_shown(value: Any, text: str):
+    assert shown(value) == text

@@ -14,6 +14,7 @@ from trunkline.engine.chat_template import RESERVED_VARIABLES
 from trunkline.engine.messages import LogprobRequest
 from trunkline.engine.native_request import (
     RequestOptions,
+    check_length,
     check_prompt,
     make_request,
     parse_rid,
@@ -132,6 +133,7 @@ def _prompt_ids(fields: ChatFields, server: Server) -> list[int]:
         continue_final_message=continues,
         variables=variables,
     )
+    check_length(text, "messages", server.tokenizer, server.openai.limits)
     [prompt_ids] = server.tokenizer.encode_batch([text], add_special_tokens=False)
     check_prompt(prompt_ids, "messages", server.openai.limits)
     return prompt_ids
