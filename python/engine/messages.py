@@ -147,6 +147,7 @@ class Delta(msgspec.Struct, array_like=True, frozen=True, tag=4):
     text: str
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
+    num_retractions: int = 0
 
 
 class Finished(msgspec.Struct, array_like=True, frozen=True, tag=5):

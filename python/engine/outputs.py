@@ -105,7 +105,7 @@ def _meta_info(
         "finish_reason": finish_reason(finished),
         "prompt_tokens": len(request.prompt_ids),
         "weight_version": options.weight_version,
-        "num_retractions": finished.num_retractions if finished else None,
+        "num_retractions": sample.num_retractions,
         "storage_prefetch_wait": 0.0,
         "storage_staging_wait": 0.0,
         "forward_entry_time": started.forward_entry_time if started else None,

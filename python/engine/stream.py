@@ -80,6 +80,7 @@ class Sample:
         "finished_ts",
         "first_token_ts",
         "index",
+        "num_retractions",
         "output_ids",
         "output_logprobs",
         "prompt_logprobs",
@@ -88,6 +89,7 @@ class Sample:
 
     def __init__(self, index: int) -> None:
         self.index = index
+        self.num_retractions = 0
         self.output_ids: list[int] = []
         self.started: messages.Started | None = None
         self.finished: messages.Finished | None = None
@@ -135,6 +137,7 @@ class Sample:
         self.prompt_logprobs = _joined(self.prompt_logprobs, event.prompt_logprobs)
         if self.first_token_ts is None and token_ids:
             self.first_token_ts = now
+        self.num_retractions = event.num_retractions
         if isinstance(event, messages.Finished):
             self.finished = event
             self.finished_ts = now

@@ -146,7 +146,6 @@ def test_what_has_no_value_yet_is_null() -> None:
     null = {key for key, value in meta.items() if value is None}
     assert null == {
         "finish_reason",
-        "num_retractions",
         "forward_entry_time",
         "prefill_finished_time",
         "queue_time",
@@ -158,6 +157,16 @@ def test_what_has_no_value_yet_is_null() -> None:
         "request_finished_ts",
         "decode_throughput",
     }
+    assert meta["num_retractions"] == 0
+
+
+def test_retractions_are_told_while_the_sample_runs() -> None:
+    stream = stream_of()
+    stream.apply(Delta(1, 0, 0, [11], 0, "he", num_retractions=2), 100.5)
+    output = generate_output(stream, stream.samples[0], 101.0, OutputOptions())
+    meta = output["meta_info"]
+    assert isinstance(meta, dict)
+    assert (meta["finish_reason"], meta["num_retractions"]) == (None, 2)
 
 
 def test_incremental_outputs_hold_the_new_part_and_join_to_the_whole() -> None:

@@ -277,8 +277,9 @@ impl State {
     pub(crate) fn deliver(&mut self, id: SequenceId) {
         let sequence = &mut self.sequences[id];
         let outputs = &sequence.tokens[sequence.bounds.prompt_len as usize..];
+        let retractions = sequence.timing.num_retractions;
         sequence.output.deliver(sequence.sample, outputs, false, &mut self.text, |output| {
-            self.events.delta(sequence.to, output);
+            self.events.delta(sequence.to, output, retractions);
         });
     }
 

@@ -218,9 +218,10 @@ impl Events {
         float64(out, started.queue_time);
     }
 
-    pub(crate) fn delta(&mut self, to: Address, output: &Output) {
-        let out = self.begin(to, 9, 4);
+    pub(crate) fn delta(&mut self, to: Address, output: &Output, num_retractions: u32) {
+        let out = self.begin(to, 10, 4);
         write_output(out, output);
+        unsigned(out, u64::from(num_retractions));
     }
 
     pub(crate) fn finished(

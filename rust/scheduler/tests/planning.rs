@@ -345,6 +345,8 @@ fn a_full_pool_retracts_and_everything_still_ends_as_alone() {
             .map(|sent| sent.samples[0].finished.as_ref().expect("it ended").num_retractions);
         let total = u64::from(retractions.sum::<u32>());
         assert_eq!(total, engine.stat("retracted_requests_total"));
+        let mut samples = engine.client.requests.values().map(|sent| &sent.samples[0]);
+        assert!(samples.any(|sample| sample.num_retractions > 0), "told before the end");
         assert_eq!(engine.stat("free_tokens") + engine.stat("evictable_tokens"), 60);
     }
 }

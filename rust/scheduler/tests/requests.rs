@@ -43,7 +43,7 @@ fn events_come_in_order() {
     let [
         Event::Accepted { key: 1 },
         Event::Started { key: 1, started },
-        Event::Delta { key: 1, sample: 0, output: delta },
+        Event::Delta { key: 1, sample: 0, output: delta, num_retractions: 0 },
         Event::Finished { key: 1, sample: 0, output: last, finished },
     ] = &engine.log[..]
     else {

@@ -10,6 +10,7 @@ pub struct Sample {
     pub token_ids: Vec<u32>,
     pub text: String,
     pub num_deltas: usize,
+    pub num_retractions: u32,
     pub started: Option<Started>,
     pub finished: Option<Finished>,
     pub logprobs: Logprobs,
@@ -76,15 +77,18 @@ impl Client {
                 assert!(sample.started.is_none(), "started twice");
                 sample.started = Some(started);
             }
-            Event::Delta { key, sample, output } => {
+            Event::Delta { key, sample, output, num_retractions } => {
                 let sample = self.running(key, sample);
                 assert!(sample.started.is_some(), "a delta before the start");
                 assert!(!output.token_ids.is_empty(), "a delta that says nothing");
+                assert!(num_retractions >= sample.num_retractions, "retractions only add up");
                 sample.num_deltas += 1;
+                sample.num_retractions = num_retractions;
                 append(sample, output);
             }
             Event::Finished { key, sample, output, finished } => {
                 let sample = self.running(key, sample);
+                assert!(finished.num_retractions >= sample.num_retractions, "and stay");
                 append(sample, output);
                 sample.finished = Some(finished);
             }

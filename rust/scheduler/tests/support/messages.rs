@@ -137,7 +137,7 @@ pub enum Event {
     Accepted { key: u64 },
     Refused { key: u64, status: u16, kind: String, message: String, param: Option<String> },
     Started { key: u64, started: Started },
-    Delta { key: u64, sample: usize, output: Output },
+    Delta { key: u64, sample: usize, output: Output, num_retractions: u32 },
     Finished { key: u64, sample: usize, output: Output, finished: Finished },
 }
 
@@ -242,7 +242,10 @@ impl Reader<'_> {
                 };
                 (8, Event::Started { key, started })
             }
-            4 => (9, Event::Delta { key, sample: self.int(), output: self.output() }),
+            4 => {
+                let (sample, output) = (self.int(), self.output());
+                (10, Event::Delta { key, sample, output, num_retractions: self.int() })
+            }
             5 => {
                 let (sample, output) = (self.int(), self.output());
                 let finished = Finished {
