@@ -107,7 +107,15 @@ def build(
     logger = logger or logging.getLogger(__name__)
     checkpoint = checkpoint or open_checkpoint(config.model)
     sizes = _sizes(config, checkpoint)
+    logger.info("Load weight begin. model=%s, avail mem=%s", checkpoint.source, _available(sizes))
     runner = Runner(checkpoint, sizes.runner)
+    logger.info(
+        "Load weight end. type=%s, dtype=torch.%s, avail mem=%s, elapsed=%.1f s",
+        checkpoint.config.architecture,
+        runner.options.dtype,
+        _available(sizes),
+        time.monotonic() - started_at,
+    )
     _step_time(runner, sizes, _widths(sizes)[0])  # backends prepare much in their first step
     budget = config.scheduler.max_prefill_tokens or _measured_budget(runner, sizes, config, logger)
     core_config = _core_config(config, checkpoint, sizes, budget)
@@ -115,14 +123,14 @@ def build(
     facts = msgspec.structs.replace(facts, startup_s=time.monotonic() - started_at)
     logger.info(
         "max_total_num_tokens=%d, chunked_prefill_size=%d, max_prefill_tokens=%d, "
-        "max_running_requests=%d, context_len=%d, available_%s_mem=%.2f GB",
+        "max_running_requests=%d, context_len=%d, available_%s_mem=%s",
         facts.max_total_tokens,
         facts.chunked_prefill_size or facts.max_batch_tokens,
         facts.max_batch_tokens,
         facts.max_running_requests,
         facts.context_length,
-        facts.device,
-        resources.free_host_bytes() / resources.GIB,
+        facts.device.partition(":")[0],
+        _available(sizes),
     )
     return LaunchedEngine(
         core=Core(core_config.to_json()),
@@ -163,7 +171,7 @@ def _sizes(config: EngineConfig, checkpoint: Checkpoint) -> _Sizes:
     dtype = resolve_dtype(config.model.dtype, model.dtype, device)
     on_host = device.type == "cpu"
     memory = resources.Memory(
-        free=resources.free_host_bytes() if on_host else torch.cuda.mem_get_info(device)[0],
+        free=_free_bytes(device),
         weights=resources.weight_bytes(model, dtype.itemsize),
         per_token=resources.kv_token_bytes(model, dtype.itemsize),
         on_host=on_host,
@@ -181,6 +189,18 @@ def _sizes(config: EngineConfig, checkpoint: Checkpoint) -> _Sizes:
         max_context_len=context_len,
     )
     return _Sizes(runner=runner, memory=memory, pool_tokens=pool)
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Free memory of the device that holds weights and pool."""
+    if device.type == "cpu":
+        return resources.free_host_bytes()
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def _available(sizes: _Sizes) -> str:
+    free = _free_bytes(torch.device(sizes.runner.device))
+    return f"{free / resources.GIB:.2f} GB"
 
 
 def _core_config(

@@ -10,10 +10,9 @@ import logging
 import re
 import sys
 
-from tqdm import tqdm
-
 from trunkline.engine.checkpoint import Checkpoint, CheckpointError
 from trunkline.engine.models.registry import Model, model_factory
+from trunkline.engine.weights.progress import ProgressBar
 from trunkline.kernels import Backend, Weight
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -83,7 +82,7 @@ def _listed(names: list[str]) -> str:
 
 def _load(checkpoint: Checkpoint, places: dict[str, tuple[Weight, str]], progress: bool) -> None:
     remaining = dict(places)
-    tensors = tqdm(
+    tensors = ProgressBar(
         checkpoint.tensors(),
         total=len(checkpoint.tensor_names),
         desc="Loading weights",

@@ -11,7 +11,7 @@ from trunkline.engine.config import ModelOptions
 from trunkline.engine.models.config import DecoderConfig
 from trunkline.engine.weights import hub
 from trunkline.engine.weights.config_json import parse_config
-from trunkline.engine.weights.default_model import default_model_path
+from trunkline.engine.weights.default_model import DEFAULT_MODEL, default_model_path
 from trunkline.engine.weights.dummy import DummyWeights
 from trunkline.engine.weights.generation_config import parse_generation
 from trunkline.engine.weights.gguf_checkpoint import (
@@ -130,7 +130,7 @@ def _open_gguf(
     dummy = options.load_format == "dummy"
     weights = DummyWeights(config) if dummy else GgufWeights(file, config.head_dim)
     checkpoint = OpenedCheckpoint(
-        source=options.model_path or str(path),
+        source=options.model_path or DEFAULT_MODEL.name,
         config=config,
         generation=read_generation(file),
         tokenizer_source=_tokenizer_source(options, GgufTokenizerSource(file)),
