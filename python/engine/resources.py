@@ -88,13 +88,21 @@ def pool_tokens(options: CacheOptions, memory: Memory, context_len: int, max_run
     """How many token positions the KV pool has: a whole number of pages.
 
     Raises:
-        SettingError: not even one page is left, or an option is out of range.
+        SettingError: not even one page is left, or an option is out of range or beyond the memory.
     """
     page = options.page_size
     if page < 1:
         raise SettingError(f"page_size is {page}, but must be at least 1")
     if options.max_total_tokens is not None:
-        return _whole_pages(options.max_total_tokens, page, "max_total_tokens")
+        tokens = _whole_pages(options.max_total_tokens, page, "max_total_tokens")
+        needed, left = tokens * memory.per_token, memory.free - memory.weights
+        if needed > left:
+            raise SettingError(
+                f"max_total_tokens is {options.max_total_tokens}, whose KV pool takes "
+                f"{needed / GIB:.1f} GiB, but beside the weights {left / GIB:.1f} GiB are free; "
+                f"at most {max(left, 0) // memory.per_token} tokens fit"
+            )
+        return tokens
     share = options.mem_fraction_static
     if share is not None and not 0 < share < 1:
         raise SettingError(f"mem_fraction_static is {share}, but must be above 0 and below 1")

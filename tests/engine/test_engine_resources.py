@@ -53,6 +53,7 @@ def test_the_pool_is_no_larger_than_can_be_used() -> None:
         (CacheOptions(mem_fraction_static=1.5), "mem_fraction_static is 1.5"),
         (CacheOptions(mem_fraction_static=0.05), "no memory is left for the KV pool"),
         (CacheOptions(max_total_tokens=15), "max_total_tokens has 15 tokens"),
+        (CacheOptions(max_total_tokens=10**9), r"takes 21457\.\d GiB.* at most 419430 tokens fit"),
     ],
 )
 def test_impossible_pools_are_refused(options: CacheOptions, message: str) -> None:
