@@ -17,18 +17,19 @@ help:  ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/.created:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
 # The runtime: the package itself, editable, with its Rust core.
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt $(RUST_SOURCES)
+	@echo "Installing into $(VENV): downloads torch and compiles the Rust core; the first time takes minutes."
 	$(PIP) install --quiet -c constraints.txt 'maturin>=1.9.4,<2'
-	$(PIP) install --quiet --progress-bar on -c constraints.txt -e .
+	$(PIP) install -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) install --quiet --progress-bar on -c constraints.txt -e '.[dev]'
+	$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@
 
 .PHONY: serve

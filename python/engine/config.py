@@ -102,7 +102,10 @@ class SchedulerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """All that an engine needs; the server adds its own layer on top."""
+    """General.
+
+    All that an engine needs; the server adds its own layer on top.
+    """
 
     model: ModelOptions = field(default_factory=ModelOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import json
 import logging
 import os
@@ -19,7 +20,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import yaml
 
-from trunkline.server.compat_flags import ALIASES, COMPAT_FLAGS, CompatFlag
+from trunkline.server.compat_flags import ALIASES, COMPAT_FLAGS, LATER, CompatFlag
 from trunkline.server.config import ServerConfig
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,10 @@ def parse_arguments(
     path = _config_path(arguments)
     from_file = [] if path is None else _file_arguments(path)
     words = [*from_file, *_environment_arguments(environment), *arguments]
-    namespace = vars(parser.parse_args(words))
+    parsed, unknown = parser.parse_known_args(words)
+    if unknown:
+        raise UsageError(_unknown(unknown, parser))
+    namespace = vars(parsed)
     warnings = [
         *(
             _judge(flag, namespace[_PREFIX + flag.name])
@@ -68,13 +72,23 @@ def parse_arguments(
     return _compose(ServerConfig, namespace), [text for text in warnings if text]
 
 
+def _unknown(words: Sequence[str], parser: argparse.ArgumentParser) -> str:
+    """What to say of words that are no flags."""
+    message = f"unrecognized arguments: {' '.join(words)}"
+    if not words[0].startswith("-"):
+        return f"{message}; a model is given with --model-path"
+    close = difflib.get_close_matches(words[0].partition("=")[0], parser._option_string_actions, 1)
+    return f"{message}; did you mean {close[0]}?" if close else message
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser, with one group of flags per settings dataclass."""
     parser = _Parser(
         prog="engine-serve",
         usage="engine-serve [--model-path MODEL] [options]",
         description="Serve a language model over the OpenAI API and the native /generate API.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32),
+        epilog="A switch --NAME is undone by --no-NAME.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
@@ -127,7 +141,10 @@ def _add_setting(
     if typing.get_origin(annotation) in _OPTIONAL:
         kind = next(one for one in typing.get_args(annotation) if one is not type(None))
     if kind is bool:
-        group.add_argument(*names, action=argparse.BooleanOptionalAction, help=words)
+        options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
+        group.add_argument(*names, action="store_true", help=words, **options)
+        off = [name.replace("--", "--no-", 1) for name in names]
+        group.add_argument(*off, action="store_false", help=argparse.SUPPRESS, **options)
         return
     if field.default is not None:
         words += f" (default: {field.default})"
@@ -181,6 +198,8 @@ def _judge(flag: CompatFlag, value: object) -> str | None:
     if value in flag.neutral or flag.verdict == "always":
         return None
     if flag.verdict == "refused":
+        if flag.reason == LATER:
+            raise UsageError(f"{shown} is {LATER}")
         only = f"; it may be {' or '.join(flag.neutral)}" if flag.neutral else ""
         raise UsageError(f"{shown} is not supported: {flag.reason}{only}")
     return f"{shown} has no effect: {flag.reason}"

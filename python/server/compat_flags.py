@@ -44,17 +44,17 @@ def _no_effect(name: str, reason: str, *neutral: str, is_switch: bool = False) -
     return CompatFlag(name, "no effect", reason, is_switch, neutral)
 
 
-_LATER: Final = "not supported yet"
+LATER: Final = "not supported yet"
 _GRAPHS: Final = "there are no CUDA graphs here"
 
 COMPAT_FLAGS: Final = (
     _refused("tokenizer-mode", "only fast tokenizers are supported", "auto", "fast"),
-    _refused_switch("skip-tokenizer-init", _LATER),
+    _refused_switch("skip-tokenizer-init", LATER),
     _no_effect("trust-remote-code", "code from a checkpoint is never run", is_switch=True),
     _refused("kv-cache-dtype", "the KV cache has the dtype of the activations", "auto"),
-    _refused("quantization", _LATER, "none"),
-    _refused_switch("is-embedding", _LATER),
-    _refused("cpu-offload-gb", _LATER, "0"),
+    _refused("quantization", LATER, "none"),
+    _refused_switch("is-embedding", LATER),
+    _refused("cpu-offload-gb", LATER, "0"),
     _refused("tp-size", "tensor parallelism is not supported yet", "1"),
     _refused("dp-size", "data parallelism is not supported yet", "1"),
     _refused("pp-size", "pipeline parallelism is not supported yet", "1"),
@@ -67,22 +67,22 @@ COMPAT_FLAGS: Final = (
     _refused("base-gpu-id", "choose the device with CUDA_VISIBLE_DEVICES", "0"),
     _refused("constrained-json-whitespace-pattern", "there is no structured output yet"),
     _refused("grammar-backend", "there is no structured output yet", "none"),
-    _refused("reasoning-parser", _LATER),
-    _refused("tool-call-parser", _LATER),
+    _refused("reasoning-parser", LATER),
+    _refused("tool-call-parser", LATER),
     _refused("lora-paths", "adapters are not supported yet"),
     _refused_switch("enable-lora", "adapters are not supported yet"),
     _no_effect("max-loras-per-batch", "adapters are not supported yet", "8"),
     _refused("attention-backend", "only the reference backend exists yet", "auto", "torch_native"),
     _refused("sampling-backend", "only the reference backend exists yet", "auto", "pytorch"),
-    _refused("speculative-algorithm", _LATER),
-    _refused("disaggregation-mode", _LATER, "null"),
-    _refused_switch("enable-hierarchical-cache", _LATER),
-    _refused_switch("enable-dp-attention", _LATER),
-    _refused_switch("enable-torch-compile", _LATER),
+    _refused("speculative-algorithm", LATER),
+    _refused("disaggregation-mode", LATER, "null"),
+    _refused_switch("enable-hierarchical-cache", LATER),
+    _refused_switch("enable-dp-attention", LATER),
+    _refused_switch("enable-torch-compile", LATER),
     _no_effect("torch-compile-max-bs", "models are not compiled", "32"),
     _refused_switch("delete-ckpt-after-loading", "this server never deletes a model"),
     _refused("file-storage-path", "there is no files API yet", "SGLang_storage"),
-    _refused_switch("show-time-cost", _LATER),
+    _refused_switch("show-time-cost", LATER),
     _always("enable-metrics", "/metrics is always there"),
     _always("enable-cache-report", "usage always reports cached tokens"),
     _always("enable-mixed-chunk", "prompts and running requests always share steps"),

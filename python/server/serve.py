@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -70,8 +71,10 @@ def bind(options: HttpOptions) -> socket.socket:
         listener.bind((options.host, options.port))
     except (OSError, OverflowError) as error:
         listener.close()
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        remedy = "; choose another with --port" if why == os.strerror(errno.EADDRINUSE) else ""
         raise StartupError(
-            f"cannot listen on {options.host} port {options.port}: {error}"
+            f"cannot listen on {options.host} port {options.port}: {why}{remedy}"
         ) from error
     listener.setblocking(False)
     return listener

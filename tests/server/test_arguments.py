@@ -142,6 +142,9 @@ REFUSED = [
     (["--target-step-ms", "nan"], "must be at least 1, got nan"),
     (["--chunked-prefill-size", "-2"], "must be at least -1, got -2"),
     (["--banana"], "unrecognized arguments: --banana"),
+    (["--prot", "1"], "unrecognized arguments: --prot 1; did you mean --port?"),
+    (["serve", "m"], "unrecognized arguments: serve m; a model is given with --model-path"),
+    (["--quantization", "fp8"], "--quantization fp8 is not supported yet"),
     (["--max-run", "4"], "unrecognized arguments: --max-run"),
 ]
 

@@ -67,7 +67,8 @@ def _snapshot(
         at = f" at revision {revision!r}" if revision else ""
         raise CheckpointError(
             f"no directory or file {name!r} here, and the hub model of that name{at} could not be "
-            f"fetched: {error}. Give a directory, a .gguf file or a hub id; a private model needs "
-            "HF_TOKEN; without network the hub cache must already hold the model"
+            f"fetched; give a directory, a .gguf file or a hub id; a private model needs HF_TOKEN; "
+            "without network the hub cache must already hold the model. The hub's words: "
+            + " ".join(str(error).split())
         ) from error
     return Path(path)
