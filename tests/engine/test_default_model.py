@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -66,3 +68,74 @@ def test_a_question_gets_a_sensible_answer(engine: Engine) -> None:
         {"temperature": 0, "max_new_tokens": 24},
     )
     assert "Paris" in answer["text"]
+
+
+Case = dict[str, Any]
+
+
+def cases(count: int, num_tokens: int) -> list[Case]:
+    """Requests of their own length and seed, every third one greedy."""
+    return [
+        {
+            "prompt": prompt,
+            "sampling_params": {
+                "temperature": 0.0 if index % 3 == 0 else 0.8,
+                "max_new_tokens": num_tokens + index % 5,
+                "ignore_eos": True,
+                "stop_token_ids": [0],  # rare, but it may end early: admission is optimistic
+                "sampling_seed": index,
+                "frequency_penalty": 0.3 * (index % 2),
+            },
+        }
+        for index, prompt in enumerate((PROMPTS * 2)[:count])
+    ]
+
+
+def bits(outputs: list[Any]) -> list[Any]:
+    """Token ids and their log-probs."""
+    return [(o["output_ids"], o["meta_info"]["output_token_logprobs"]) for o in outputs]
+
+
+def run_together(engine: Engine, requests: list[Case]) -> list[Any]:
+    async def main() -> list[Any]:
+        calls = [engine.async_generate(**case, return_logprob=True) for case in requests]
+        return list(await asyncio.gather(*calls))
+
+    return asyncio.run(main())
+
+
+def check_same_bits(count: int, num_tokens: int, tiny_pool_tokens: int) -> None:
+    """Alone, in a batch, from the cache, in chunks of 17 and after retraction, in the own dtype."""
+    requests = cases(count, num_tokens)
+    with Engine(max_total_tokens=8192, max_prefill_tokens=256, log_level="error") as engine:
+        alone = []
+        for case in requests:
+            assert engine.flush_cache()
+            alone.append(engine.generate(**case, return_logprob=True))
+        assert engine.flush_cache()
+        batched = run_together(engine, requests)
+        assert bits(batched) == bits(alone)
+        again = run_together(engine, requests)
+        assert bits(again) == bits(alone)
+        for output in again:
+            meta = output["meta_info"]
+            assert meta["cached_tokens"] == meta["prompt_tokens"] - 1
+    with Engine(
+        max_total_tokens=tiny_pool_tokens,
+        chunked_prefill_size=17,
+        max_prefill_tokens=256,
+        schedule_conservativeness=0.01,
+        log_level="error",
+    ) as engine:
+        outputs = run_together(engine, requests)
+        assert bits(outputs) == bits(alone)
+        assert sum(output["meta_info"]["num_retractions"] for output in outputs) > 0
+
+
+def test_same_bits_however_it_is_computed() -> None:
+    check_same_bits(count=6, num_tokens=24, tiny_pool_tokens=112)
+
+
+@pytest.mark.slow
+def test_same_bits_in_a_batch_of_32() -> None:
+    check_same_bits(count=32, num_tokens=32, tiny_pool_tokens=400)

@@ -3,91 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 from tests.checkpoints import TinyCheckpoint
-
-KEY = "SENTINEL-123"
-ROOT = Path(__file__).parents[2]
-READY = "The server is fired up and ready to roll!"
-
-
-class Process:
-    """A server process; its log lines are collected."""
-
-    def __init__(self, model: Path, *flags: str, environment: dict[str, str] | None = None) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "trunkline", "--model-path", str(model)),
-                *("--port", str(self.port), "--max-prefill-tokens", "64"),
-                *("--max-total-tokens", "2048", *flags),
-            ],
-            env={**os.environ, "PYTHONPATH": path, **(environment or {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        self.http = httpx.Client(
-            base_url=f"http://127.0.0.1:{self.port}",
-            timeout=30,
-            headers={"authorization": f"Bearer {KEY}"},
-        )
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as output:
-            self.lines.extend(line.rstrip("\n") for line in iter(output.readline, ""))
-
-    def wait_for(self, words: str, seconds: float = 90) -> None:
-        deadline = time.monotonic() + seconds
-        while not any(words in line for line in self.lines):
-            assert time.monotonic() < deadline, "\n".join(self.lines)
-            assert self.process.poll() is None, "\n".join(self.lines)
-            time.sleep(0.02)
-
-    @property
-    def children(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def end(self, seconds: float = 30) -> int:
-        """Wait for the exit; nothing may be left of it."""
-        children = self.children if self.process.poll() is None else []
-        code = self.process.wait(seconds)
-        psutil.wait_procs(children, timeout=5)
-        assert not any(child.is_running() for child in children)
-        with socket.socket() as again:
-            again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            again.bind(("127.0.0.1", self.port))
-        return code
-
-    def close(self) -> None:
-        self.http.close()
-        if self.process.poll() is None:
-            for child in self.children:
-                child.kill()
-            self.process.kill()
-        self.process.wait()
-        self._reader.join(5)
+from tests.server.process import KEY, READY, Process
 
 
 @pytest.fixture(scope="module")
@@ -95,9 +21,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return TinyCheckpoint().write(tmp_path_factory.mktemp("model"))
 
 
+def tiny(model: Path, *flags: str, environment: dict[str, str] | None = None) -> Process:
+    return Process(
+        *("--model-path", str(model), "--max-total-tokens", "2048", *flags), environment=environment
+    )
+
+
 @pytest.fixture
 def server(model: Path) -> Iterator[Process]:
-    process = Process(model, "--api-key", KEY, "--shutdown-grace-s", "120")
+    process = tiny(model, "--api-key", KEY, "--shutdown-grace-s", "120")
     try:
         process.wait_for(READY)
         yield process
@@ -176,7 +108,7 @@ def test_a_second_interrupt_ends_at_once(server: Process):
 
 @pytest.mark.slow
 def test_a_signal_while_loading(model: Path):
-    process = Process(model)
+    process = tiny(model)
     try:
         process.wait_for("Started server process")
         process.process.send_signal(signal.SIGTERM)
@@ -187,7 +119,7 @@ def test_a_signal_while_loading(model: Path):
 
 @pytest.mark.slow
 def test_health_is_503_until_the_model_is_there(model: Path):
-    process = Process(model, environment={"TRUNKLINE_API_KEY": KEY})
+    process = tiny(model, environment={"TRUNKLINE_API_KEY": KEY})
     try:
         process.wait_for("Started server process")
         seen = set()
@@ -225,7 +157,7 @@ def test_the_engine_is_killed(server: Process):
 
 @pytest.mark.slow
 def test_a_model_that_is_not_there(tmp_path: Path):
-    process = Process(tmp_path / "nothing")
+    process = tiny(tmp_path / "nothing")
     try:
         assert process.process.wait(60) == 1
         process._reader.join(5)

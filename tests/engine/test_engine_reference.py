@@ -1,0 +1,84 @@
+"""The whole engine, from files on disk, against `transformers` in float32: greedy tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.checkpoints import FAMILIES, YARN_ROPE, TinyCheckpoint
+from tests.gguf_files import ARCHITECTURES, TinyGguf
+from transformers import AutoModelForCausalLM
+
+from trunkline import Engine
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # deprecations inside of transformers and torch
+
+NEW_TOKENS = 40
+MODELS: dict[str, TinyCheckpoint] = {
+    **{family: TinyCheckpoint(family=family) for family in FAMILIES},
+    **{
+        f"{family}-{'tied' if tied else 'untied'}": TinyCheckpoint(
+            family=family, config={"tie_word_embeddings": tied}, seed=2
+        )
+        for family in FAMILIES
+        for tied in (True, False)
+        if tied != bool(TinyCheckpoint(family=family).config_values["tie_word_embeddings"])
+    },
+    "llama-sharded": TinyCheckpoint(num_shards=3),
+    "qwen3-sharded-tied": TinyCheckpoint(
+        family="qwen3", num_shards=4, config={"tie_word_embeddings": True}
+    ),
+    "llama-pickled": TinyCheckpoint(weight_format="pt", num_shards=2),
+    "llama-biases": TinyCheckpoint(config={"attention_bias": True, "mlp_bias": True}),
+    "llama-yarn": TinyCheckpoint(config={"rope_scaling": YARN_ROPE}),
+    "qwen3-biases": TinyCheckpoint(family="qwen3", config={"attention_bias": True}),
+    "llama-one-kv-head": TinyCheckpoint(config={"num_key_value_heads": 1}),
+}
+
+
+def prompts() -> list[list[int]]:
+    """Lengths around the page size, the windows and a step's budget."""
+    rng = np.random.default_rng(5)
+    lengths = (1, 2, 15, 16, 17, 33, 64, 100, 150)
+    return [rng.integers(5, 300, length).tolist() for length in lengths]
+
+
+def generated(path: Path) -> list[list[int]]:
+    """What our engine answers to all prompts at once, in chunks of 48."""
+    settings: dict[str, Any] = {"max_total_tokens": 4096, "max_prefill_tokens": 48}
+    with Engine(str(path), dtype="float32", log_level="error", **settings) as engine:
+        answers = engine.generate(
+            input_ids=prompts(),
+            sampling_params={"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True},
+        )
+    return [answer["output_ids"] for answer in answers]
+
+
+def assert_greedy(model: torch.nn.Module, outputs: list[list[int]]) -> None:
+    """Every output is the arg-max of the reference's logits after all that precedes it."""
+    for prompt, output in zip(prompts(), outputs, strict=True):
+        assert len(output) == NEW_TOKENS
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + output])).logits[0]
+        assert output == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_directories(tmp_path: Path, name: str) -> None:
+    path = MODELS[name].write(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    assert_greedy(model, generated(path))
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_1"])
+@pytest.mark.parametrize("family", sorted(set(ARCHITECTURES) - {"llama3"}))
+def test_gguf_files(tmp_path: Path, family: str, kind: str) -> None:
+    # transformers does not read the head size of GGUF's qwen3: it must be the family's default
+    config = {"head_dim": 128} if family == "qwen3" else {}
+    path = tmp_path / "tiny.gguf"
+    TinyGguf(family=family, kind=kind, config=config).write(path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
+    assert_greedy(model, generated(path))

@@ -1,0 +1,83 @@
+"""`python -m trunkline` as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+
+KEY = "SENTINEL-123"
+ROOT = Path(__file__).parents[2]
+READY = "The server is fired up and ready to roll!"
+
+
+class Process:
+    """A server process on a free port; its log lines are collected."""
+
+    def __init__(self, *flags: str, environment: dict[str, str] | None = None) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "trunkline", "--port", str(self.port)),
+                *("--max-prefill-tokens", "64", *flags),
+            ],
+            env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.http = httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}",
+            timeout=30,
+            headers={"authorization": f"Bearer {KEY}"},
+        )
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as output:
+            self.lines.extend(line.rstrip("\n") for line in iter(output.readline, ""))
+
+    def wait_for(self, words: str, seconds: float = 90) -> None:
+        deadline = time.monotonic() + seconds
+        while not any(words in line for line in self.lines):
+            assert time.monotonic() < deadline, "\n".join(self.lines)
+            assert self.process.poll() is None, "\n".join(self.lines)
+            time.sleep(0.02)
+
+    @property
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def end(self, seconds: float = 30) -> int:
+        """Wait for the exit; nothing may be left of it."""
+        children = self.children if self.process.poll() is None else []
+        code = self.process.wait(seconds)
+        psutil.wait_procs(children, timeout=5)
+        assert not any(child.is_running() for child in children)
+        with socket.socket() as again:
+            again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            again.bind(("127.0.0.1", self.port))
+        return code
+
+    def close(self) -> None:
+        self.http.close()
+        if self.process.poll() is None:
+            for child in self.children:
+                child.kill()
+            self.process.kill()
+        self.process.wait()
+        self._reader.join(5)
