@@ -205,7 +205,7 @@ def test_contents_that_are_not_understood_are_named(content: object, message: st
 
 @pytest.mark.parametrize("role", ["bot", None, 3, "", "User"])
 def test_unknown_roles_are_named(role: object) -> None:
-    with pytest.raises(ChatTemplateError, match=r"messages\[1\].role is .*; known are assistant"):
+    with pytest.raises(ChatTemplateError, match=r"messages\[1\].role is .*; known are system"):
         compiled(CHATML).render([ASK, {"role": role, "content": "x"}])
 
 
