@@ -59,7 +59,7 @@ class Engine:
 
     Every method may be called from any thread, any number of engines may live in one process, and
     no `__main__` guard is needed. Leave it by `with`, or call `shutdown`; an engine that is garbage
-    collected shuts down by itself.
+    collected shuts down by itself. In a fork of the process its calls raise `EngineDied`.
     """
 
     def __init__(self, model_path: str | None = None, **settings: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Coroutine
@@ -31,6 +32,7 @@ class EngineHost:
     """Runs a launched engine in this process until `close`; to be called from any thread."""
 
     def __init__(self, engine: LaunchedEngine) -> None:
+        self._pid = os.getpid()
         self._hub = LocalHub()
         self._loop: EngineLoop | None = engine.loop(self._hub, self._hub.beat)
         self._waiter: _LoopThread | None = None
@@ -55,6 +57,7 @@ class EngineHost:
             EngineDied: the engine was shut down.
         """
         loop = asyncio.get_running_loop()
+        self._check_process()
         with self._lock:
             if self._loop is None:
                 raise EngineDied("the engine was shut down")
@@ -73,6 +76,11 @@ class EngineHost:
         Raises:
             EngineDied: the engine was shut down.
         """
+        try:
+            self._check_process()
+        except EngineDied:
+            coroutine.close()
+            raise
         with self._lock:
             if self._loop is None:
                 coroutine.close()
@@ -90,6 +98,8 @@ class EngineHost:
 
         Called by the garbage collector in one of the two threads, it ends that one without waiting.
         """
+        if os.getpid() != self._pid:  # it is the parent's, and goes on there
+            return
         with self._lock:
             loop, self._loop = self._loop, None
             waiter, self._waiter = self._waiter, None
@@ -99,6 +109,14 @@ class EngineHost:
         if waiter is not None:
             waiter.close()
         self._clients.clear()
+
+    def _check_process(self) -> None:
+        """Refuse to wait for threads that a fork has left behind (locks may be held as well)."""
+        if os.getpid() != self._pid:
+            raise EngineDied(
+                f"the engine lives in process {self._pid}, of which this one is a fork: "
+                "make an engine of its own here, or fork before there is one"
+            )
 
 
 class _LoopThread:

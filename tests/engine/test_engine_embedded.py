@@ -22,6 +22,7 @@ import uvloop
 from tests.engine.test_engine import GREEDY, running
 
 from trunkline import Engine
+from trunkline.engine.client import EngineDied
 
 ROOT = Path(__file__).parents[2]
 SIZES: dict[str, Any] = {"max_total_tokens": 2048, "max_prefill_tokens": 128}
@@ -179,6 +180,7 @@ def test_two_engines_live_side_by_side(tiny_model: str, other_model: str) -> Non
 
 SCRIPT = """
 from trunkline import Engine
+from trunkline.engine.client import EngineDied
 engine = Engine({model!r}, max_total_tokens=1024, max_prefill_tokens=64)
 print(len(engine.generate("The quick", {{"max_new_tokens": 5, "ignore_eos": True}})["output_ids"]))
 """
@@ -212,3 +214,32 @@ def test_scripts_need_no_guard(tiny_model: str, tmp_path: Path) -> None:
     for name, text, process in started:
         output, errors = process.communicate(text, timeout=120)
         assert (name, output, process.returncode) == (name, "5\n", 0), errors
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_is_told_that_the_engine_stayed_behind(engine: Engine) -> None:
+    engine.generate("The quick", GREEDY)
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # instead of waiting for threads that are not there
+        errors = []
+        for call in (
+            lambda: engine.generate("The quick", GREEDY),
+            lambda: asyncio.run(engine.async_generate("The quick", GREEDY)),
+            lambda: list(engine.generate("The quick", GREEDY, stream=True)),
+        ):
+            try:
+                call()
+            except EngineDied as error:
+                errors.append(str(error))
+        engine.shutdown()
+        os.write(write_end, "\n".join(errors).encode())
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end) as pipe:
+        errors = pipe.read().splitlines()
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(errors) == 3
+    assert all(f"lives in process {os.getpid()}" in error for error in errors)
+    assert len(engine.generate("The quick", GREEDY)["output_ids"]) == 6
