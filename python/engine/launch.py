@@ -218,7 +218,11 @@ def _core_config(
         max_chunk_tokens=resources.chunk_tokens(scheduler),
         max_context_len=runner.max_context_len,
         vocab_size=checkpoint.config.vocab_size,
-        eos_token_ids=list(checkpoint.generation.eos_token_ids),
+        eos_token_ids=[
+            token_id
+            for token_id in checkpoint.generation.eos_token_ids
+            if token_id < checkpoint.config.vocab_size  # others never come
+        ],
         policy="fcfs" if by_priority else scheduler.schedule_policy,
         priority_scheduling=by_priority,
         low_priority_first=scheduler.schedule_low_priority_values_first,

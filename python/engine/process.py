@@ -117,6 +117,7 @@ class EngineProcess:
         self._task: asyncio.Task[None] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._closing = False
+        self._stuck = ""  # why the watchdog has killed the running child
         self._changed: Changed = _nobody
 
     async def open(self, deliver: Deliver, changed: Changed) -> None:
@@ -198,6 +199,7 @@ class EngineProcess:
         assert self._heartbeat is not None
         self._epoch += 1
         self._heartbeat.clear()
+        self._stuck = ""
         read_end, write_end = os.pipe()
         try:
             process = self._process = _spawn(self._module, write_end)
@@ -215,7 +217,8 @@ class EngineProcess:
         finally:
             watchdog.cancel()
         await self._end(process)
-        return error or f"The engine process {_cause_of_death(process.returncode)}"
+        cause = self._stuck or f"The engine process {_cause_of_death(process.returncode)}"
+        return error or cause
 
     async def _follow(self, read_end: int) -> str | None:
         """Take the child's reports until its death; the error it reported, if any."""
@@ -242,6 +245,7 @@ class EngineProcess:
             await asyncio.sleep(min(max(limit_s / 10, 0.1), 10.0))
             age_s = self.status().heartbeat_age_s
             if self._status.state == "ready" and age_s is not None and age_s > limit_s:
+                self._stuck = f"The engine's loop had not moved for {age_s:.0f} s and was killed"
                 logger.error("The engine's loop has not moved for %.0f s: killing it", age_s)
                 process.send_signal(signal.SIGABRT)
                 await asyncio.sleep(STOP_GRACE_S)

@@ -11,6 +11,8 @@ import contextlib
 import errno
 import json
 import os
+import resource
+import shutil
 import signal
 import socket
 from collections.abc import Awaitable
@@ -35,6 +37,7 @@ Value = TypeVar("Value")
 WARMUP_TEXT: Final = "The capital city of France is"
 WARMUP_TOKENS: Final = 8
 INTERRUPTED: Final = 130  # exit code of a process that a second Ctrl-C ended
+_DESCRIPTORS: Final = 65536
 _HANGUP_S: Final = 1.0  # what is cut off at the end of the grace time has this long to say so
 
 
@@ -80,6 +83,14 @@ def bind(options: HttpOptions) -> socket.socket:
     return listener
 
 
+def allow_connections() -> None:
+    """Let the process have as many descriptors as it may: each connection takes one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 class Signals:
     """SIGTERM and SIGINT ask to stop; a second SIGINT ends the process at once."""
 
@@ -97,6 +108,8 @@ class Signals:
             if self._process.pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._process.pid, signal.SIGKILL)
+            if self._process.directory is not None:
+                shutil.rmtree(self._process.directory, ignore_errors=True)
             os._exit(INTERRUPTED)
         self.stopping.set()
 
@@ -123,6 +136,7 @@ async def run(config: ServerConfig) -> None:
         EngineDied: the engine could not start.
         RequestError: the default sampling parameters are not valid.
     """
+    allow_connections()
     listener = bind(config.http)
     host, port = listener.getsockname()[:2]
     gate, stop_http = Gate(), asyncio.Event()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.checkpoints import TinyCheckpoint
 from tests.engine.test_engine_outputs import META_KEYS
 
 from trunkline import Engine, EngineDied, RequestError, RequestRefused, SettingError
@@ -279,3 +281,10 @@ def test_log_levels_are_an_engines_own(tiny_model: str, caplog: pytest.LogCaptur
     caplog.set_level("INFO")
     with Engine(tiny_model, max_total_tokens=1024, max_prefill_tokens=64, log_level="error"):
         assert "max_total_num_tokens" not in caplog.text
+
+
+def test_end_tokens_outside_the_vocabulary_are_left_out(tmp_path: Path) -> None:
+    model = TinyCheckpoint(config={"eos_token_id": [2, 5000, 10**9]}).write(tmp_path)
+    with Engine(str(model), max_total_tokens=2048, max_prefill_tokens=64) as engine:
+        output = engine.generate("The quick", {"min_new_tokens": 6, "max_new_tokens": 6})
+    assert output["meta_info"]["completion_tokens"] == 6

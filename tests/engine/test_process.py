@@ -145,7 +145,7 @@ def test_a_stuck_engine_is_killed_by_the_watchdog() -> None:
         await client.ready()
         stream = client.submit(request())
         await stream.accepted()
-        with pytest.raises(EngineDied):
+        with pytest.raises(EngineDied, match=r"loop had not moved for . s and was killed"):
             await stream.finished()
         await client.ready()
         assert client.status.epoch == 2

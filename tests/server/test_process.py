@@ -97,13 +97,20 @@ def test_sigterm_lets_requests_end(server: Process):
 
 
 @pytest.mark.slow
-def test_a_second_interrupt_ends_at_once(server: Process):
-    with server.http.stream("POST", "/generate", json={**LONG, "stream": True}) as response:
-        next(response.iter_text())
-        server.process.send_signal(signal.SIGINT)
-        server.wait_for("Shutting down")
-        server.process.send_signal(signal.SIGINT)
-        assert server.end(3) == 130
+def test_a_second_interrupt_ends_at_once(model: Path, tmp_path: Path):
+    server = Process(model, environment={"TMPDIR": str(tmp_path)})
+    try:
+        server.wait_for(READY)
+        assert list(tmp_path.glob("trunkline-*"))
+        with server.http.stream("POST", "/generate", json={**LONG, "stream": True}) as response:
+            next(response.iter_text())
+            server.process.send_signal(signal.SIGINT)
+            server.wait_for("Shutting down")
+            server.process.send_signal(signal.SIGINT)
+            assert server.end(3) == 130
+        assert not list(tmp_path.glob("trunkline-*"))
+    finally:
+        server.close()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 import socket
 import threading
 import time
@@ -16,7 +17,7 @@ from tests.server.live import Live
 from trunkline.server import serve
 from trunkline.server.config import HttpOptions
 from trunkline.server.connections import listen
-from trunkline.server.serve import Gate, StartupError, bind
+from trunkline.server.serve import Gate, StartupError, allow_connections, bind
 
 
 def test_before_the_model_is_there():
@@ -138,3 +139,16 @@ def test_head_and_body_of_a_response_are_one_write(monkeypatch: pytest.MonkeyPat
         [sent] = writes
         assert sent.startswith(b"HTTP/1.1 200")
         assert sent.endswith(answer.content)
+
+
+def test_connections_may_take_all_descriptors_that_are_allowed():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+        allow_connections()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(65536, before[1]), before[1])
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        allow_connections()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= before[0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
