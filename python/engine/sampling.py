@@ -44,19 +44,9 @@ class SlotSampling:
     bias_ids: IntArray
     bias_values: FloatArray
     suppressed_ids: IntArray
+    is_penalised: bool  # output ids must be counted
+    uses_grammar: bool  # every draw needs a mask
     counts: Counter[int] = field(default_factory=Counter)  # output ids; empty without penalties
-
-    @property
-    def penalised(self) -> bool:
-        """Whether output ids must be counted."""
-        floats = self.floats
-        additive = floats[FREQUENCY_PENALTY] != 0 or floats[PRESENCE_PENALTY] != 0
-        return bool(additive or floats[REPETITION_PENALTY] != 1)
-
-    @property
-    def uses_grammar(self) -> bool:
-        """Whether every draw needs a mask."""
-        return bool(self.ints[OPEN_FLAGS] & FLAG_GRAMMAR)
 
     def suppresses(self, position: int) -> bool:
         """Whether a token drawn at this position comes before `min_new_tokens` are out."""
@@ -94,7 +84,7 @@ class SamplingState:
         """Note the tokens that were just drawn."""
         for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True):
             state = self._slots[slot]
-            if state.penalised:
+            if state.is_penalised:
                 state.counts[token] += 1
 
     def inputs(self, plan: Plan, masks: IntArray | None) -> SampleInputs:
@@ -198,15 +188,19 @@ def _opened_slot(plan: Plan, index: int) -> SlotSampling:
         return slice(int(offsets[index]), int(offsets[index + 1]))
 
     bias = between(plan.bias_offsets)
+    floats, ints = plan.opened_float[index].copy(), plan.opened_int[index].copy()
+    additive = floats[FREQUENCY_PENALTY] != 0 or floats[PRESENCE_PENALTY] != 0
     state = SlotSampling(
-        floats=plan.opened_float[index].copy(),
-        ints=plan.opened_int[index].copy(),
+        floats=floats,
+        ints=ints,
         seed=int(plan.opened_seed[index]),
         bias_ids=plan.bias_ids[bias].copy(),
         bias_values=plan.bias_values[bias].copy(),
         suppressed_ids=plan.suppressed_ids[between(plan.suppressed_offsets)].copy(),
+        is_penalised=bool(additive or floats[REPETITION_PENALTY] != 1),
+        uses_grammar=bool(ints[OPEN_FLAGS] & FLAG_GRAMMAR),
     )
-    if state.penalised:
+    if state.is_penalised:
         state.counts.update(plan.output_ids[between(plan.output_offsets)].tolist())
     return state
 
