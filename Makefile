@@ -7,8 +7,6 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Tests share the cores with the processes that they start: torch's threads must not spin.
-export OMP_WAIT_POLICY ?= PASSIVE
 
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
