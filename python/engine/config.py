@@ -40,7 +40,7 @@ class ModelOptions:
         choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
     )
     device: str = setting("auto", "device to run on", choices=("auto", "cpu", "cuda"))
-    context_length: int | None = setting(None, "longest sequence; default: the model's", minimum=1)
+    context_length: int | None = setting(None, "longest sequence; default: the model's", minimum=2)
     revision: str | None = setting(None, "revision of a hub model")
     download_dir: str | None = setting(None, "where hub models are stored; default: the hub cache")
     json_model_override_args: str = setting("{}", "JSON object merged into the model's config.json")
@@ -69,13 +69,13 @@ class SchedulerOptions:
         None, "most sequences in a step; default: from the pool", minimum=1
     )
     max_queued_requests: int | None = setting(
-        None, "most waiting requests; beyond it: 503", minimum=0
+        None, "most waiting requests; beyond it: 503", minimum=1
     )
     chunked_prefill_size: int | None = setting(
         None, "most prompt tokens of one request per step; -1: no limit", minimum=-1
     )
     max_prefill_tokens: int | None = setting(
-        None, "token budget of a step; default: from --target-step-ms", minimum=1
+        None, "token budget of a step; default: from --target-step-ms", minimum=2
     )
     target_step_ms: float = setting(
         200.0, "step time that the default token budget aims at", minimum=1
@@ -88,7 +88,7 @@ class SchedulerOptions:
         False, "with the policy priority, lower numbers go first"
     )
     waiting_timeout_s: float | None = setting(
-        None, "longest time in the queue; beyond it: 503", minimum=0
+        None, "longest time in the queue; beyond it: 503", minimum=0.001
     )
     stream_interval: int = setting(1, "tokens per streamed chunk", minimum=1)
     random_seed: int | None = setting(None, "mixed into the seeds of requests that bring none")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.checkpoints import TinyCheckpoint
 from tests.engine.test_engine_outputs import META_KEYS
 
 from trunkline import Engine, EngineDied, RequestError, RequestRefused, SettingError
+from trunkline.engine.config import CacheOptions, ModelOptions, SchedulerOptions
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 6, "ignore_eos": True}
 
@@ -25,6 +27,21 @@ def engine(tiny_model: str) -> Iterator[Engine]:
 def running(engine: Engine) -> float:
     stats: dict[str, float] = engine.server_info()["stats"]  # type: ignore[assignment]
     return stats["num_running"] + stats["num_waiting"]
+
+
+def test_every_setting_may_be_at_its_minimum(tiny_model: str) -> None:
+    """What the settings allow, resources, core and runner take."""
+    beyond = ("mem_fraction_static", "schedule_conservativeness")  # more than 0, by resources.py
+    minima = {
+        setting.name: setting.metadata["minimum"]
+        for group in (ModelOptions, CacheOptions, SchedulerOptions)
+        for setting in fields(group)
+        if "minimum" in setting.metadata and setting.name not in beyond
+    }
+    assert len(minima) > 10
+    with Engine(tiny_model, **minima | {"max_total_tokens": 2}) as engine:
+        output = engine.generate(input_ids=[5], sampling_params={**GREEDY, "max_new_tokens": 1})
+        assert len(output["output_ids"]) == 1
 
 
 def test_one_prompt_gives_a_dict_with_every_key(engine: Engine) -> None:

@@ -102,7 +102,7 @@ def test_an_order_of_priorities_needs_the_policy() -> None:
         ("decode_log_interval", 0),
         ("decode_log_interval", None),
         ("target_step_ms", 0.5),
-        ("max_queued_requests", -1),
+        ("max_queued_requests", 0),
         ("stream_interval", "1"),
         ("page_size", True),
         ("waiting_timeout_s", float("nan")),
