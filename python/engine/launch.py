@@ -119,8 +119,13 @@ def build(
     _step_time(runner, sizes, _widths(sizes)[0])  # backends prepare much in their first step
     budget = config.scheduler.max_prefill_tokens or _measured_budget(runner, sizes, config, logger)
     core_config = _core_config(config, checkpoint, sizes, budget)
-    facts = _facts(config, checkpoint, core_config, runner)
-    facts = msgspec.structs.replace(facts, startup_s=time.monotonic() - started_at)
+    core = Core(core_config.to_json())
+    facts = msgspec.structs.replace(
+        _facts(config, checkpoint, core_config, runner),
+        # The budget may leave room for fewer than the settings allow.
+        max_running_requests=int(core.stats()["max_running"]),
+        startup_s=time.monotonic() - started_at,
+    )
     logger.info(
         "max_total_num_tokens=%d, chunked_prefill_size=%d, max_prefill_tokens=%d, "
         "max_running_requests=%d, context_len=%d, available_%s_mem=%s",
@@ -133,7 +138,7 @@ def build(
         _available(sizes),
     )
     return LaunchedEngine(
-        core=Core(core_config.to_json()),
+        core=core,
         runner=runner,
         core_config=core_config,
         facts=facts,

@@ -44,6 +44,14 @@ def test_every_setting_may_be_at_its_minimum(tiny_model: str) -> None:
         assert len(output["output_ids"]) == 1
 
 
+def test_facts_tell_how_many_sequences_can_really_run(tiny_model: str) -> None:
+    settings = {"max_running_requests": 100, "max_prefill_tokens": 64, "max_total_tokens": 4096}
+    with Engine(tiny_model, **settings) as engine:
+        info: dict[str, Any] = engine.server_info()
+        assert info["max_running_requests"] == info["stats"]["max_running"] == 56
+        assert info["settings"]["max_running_requests"] == 100
+
+
 def test_one_prompt_gives_a_dict_with_every_key(engine: Engine) -> None:
     output = engine.generate("The quick brown fox", GREEDY)
     assert set(output) == {"text", "output_ids", "meta_info"}
