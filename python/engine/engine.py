@@ -86,14 +86,8 @@ class Engine:
         self._tokenizer = checkpoint.tokenizer
         self._chat_template = checkpoint.chat_template
         self._weight_version = facts.weight_version
-        self._native = RequestContext(
-            tokenizer=self._tokenizer,
-            limits=Limits(vocab_size=facts.vocab_size, context_length=facts.context_length),
-            defaults={},
-            random_seed=config.scheduler.random_seed or 0,
-            stream_interval=config.scheduler.stream_interval,
-            priority_scheduling=config.scheduler.schedule_policy == "priority",
-        )
+        limits = Limits(vocab_size=facts.vocab_size, context_length=facts.context_length)
+        self._native = RequestContext.of(config.scheduler, self._tokenizer, limits, {})
         chat_defaults = {**checkpoint.generation.sampling, "max_new_tokens": None}
         self._chat = replace(self._native, defaults=chat_defaults)
 

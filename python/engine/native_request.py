@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from trunkline.engine.client import Request
+from trunkline.engine.config import SchedulerOptions
 from trunkline.engine.messages import LogprobRequest
 from trunkline.engine.validation import (
     Limits,
@@ -102,6 +103,24 @@ class RequestContext:
     random_seed: int = 0
     stream_interval: int = 1
     priority_scheduling: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        scheduler: SchedulerOptions,
+        tokenizer: TextEncoder,
+        limits: Limits,
+        defaults: Mapping[str, Any],
+    ) -> RequestContext:
+        """What the settings of a scheduler imply."""
+        return cls(
+            tokenizer=tokenizer,
+            limits=limits,
+            defaults=defaults,
+            random_seed=scheduler.random_seed or 0,
+            stream_interval=scheduler.stream_interval,
+            priority_scheduling=scheduler.schedule_policy == "priority",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -87,25 +88,15 @@ def create_app(
     recommended = usable_defaults(model_sampling, limits) if by_model else {}
     metrics = Metrics(model.name, sglang_names=config.api.metrics_sglang_names)
 
-    def context(defaults: Mapping[str, Any]) -> RequestContext:
-        scheduler = config.engine.scheduler
-        return RequestContext(
-            tokenizer=tokenizer,
-            limits=limits,
-            defaults=defaults,
-            random_seed=scheduler.random_seed or 0,
-            stream_interval=scheduler.stream_interval,
-            priority_scheduling=scheduler.schedule_policy == "priority",
-        )
-
+    native = RequestContext.of(config.engine.scheduler, tokenizer, limits, preferred)
     server = Server(
         client=client,
         tokenizer=tokenizer,
         chat_template=chat_template,
         config=config,
         model=model,
-        native=context(preferred),
-        openai=context(recommended | preferred),
+        native=native,
+        openai=replace(native, defaults=recommended | preferred),
         metrics=metrics,
         token_texts=TokenTexts(tokenizer),
     )
