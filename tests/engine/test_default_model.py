@@ -70,6 +70,57 @@ def test_a_question_gets_a_sensible_answer(engine: Engine) -> None:
     assert "Paris" in answer["text"]
 
 
+STORY = "Once upon a time, in a small village by the sea,"
+STOPPED = {"temperature": 0, "max_new_tokens": 48}
+
+
+@pytest.fixture(scope="module")
+def greedy(engine: Engine) -> tuple[str, list[str]]:
+    """A greedy text and the texts of its tokens."""
+    output = engine.generate(STORY, STOPPED)
+    pieces = [engine.tokenizer.decode([token]) for token in output["output_ids"]]
+    assert "".join(pieces) == output["text"], "choose a prompt whose tokens are whole characters"
+    return output["text"], pieces
+
+
+def slices(text: str, pieces: list[str]) -> dict[str, str]:
+    """Stop strings: over several tokens, inside of one, over the border of two."""
+    starts = [len("".join(pieces[:index])) for index in range(len(pieces))]
+    long = next(i for i, piece in enumerate(pieces) if i > 5 and len(piece) >= 4)
+    pair = next(
+        i for i in range(6, len(pieces) - 1) if min(len(pieces[i]), len(pieces[i + 1])) >= 2
+    )
+    return {
+        "over tokens": text[starts[8] + 1 : starts[8] + 9],
+        "inside a token": pieces[long][1:3],
+        "over a border": pieces[pair][-2:] + pieces[pair + 1][:2],
+    }
+
+
+@pytest.mark.parametrize("others", [[], ["never to be seen", "neither"]])
+@pytest.mark.parametrize("kind", ["over tokens", "inside a token", "over a border"])
+@pytest.mark.parametrize("interval", [1, 3])
+def test_stop_strings_anywhere(
+    engine: Engine, greedy: tuple[str, list[str]], kind: str, others: list[str], interval: int
+) -> None:
+    text, pieces = greedy
+    stop = slices(text, pieces)[kind]
+    expected = text[: text.index(stop)]
+    params = {**STOPPED, "stop": [*others, stop], "stream_interval": interval}
+    whole = engine.generate(STORY, params)
+    assert whole["text"] == expected
+    assert whole["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
+    generated = "".join(pieces[: whole["meta_info"]["completion_tokens"]])
+    assert generated.endswith(stop) or stop in generated
+    assert stop not in "".join(pieces[: whole["meta_info"]["completion_tokens"] - 1])
+    seen = ""
+    for chunk in engine.generate(STORY, params, stream=True):
+        assert chunk["text"].startswith(seen), "nothing is taken back"
+        assert expected.startswith(chunk["text"]), "nothing of the stop string leaks"
+        seen = chunk["text"]
+    assert seen == expected
+
+
 Case = dict[str, Any]
 
 
