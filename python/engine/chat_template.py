@@ -44,15 +44,31 @@ class TemplateSource:
 
     @classmethod
     def from_file(cls, path: Path) -> TemplateSource:
-        """The text of a file, as the default template.
+        """The text of a file, or of `chat_template` in a .json file, as the default template.
 
         Raises:
-            CheckpointError: the file is missing or not UTF-8 text.
+            CheckpointError: the file is missing, not UTF-8 text, or JSON without a template.
         """
         try:
-            return cls({"default": path.read_text("utf-8")}, str(path))
+            text = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(f"cannot read the chat template {path}: {error}") from error
+        if path.suffix == ".json":
+            text = _from_json(text, path)
+        return cls({"default": text}, str(path))
+
+
+def _from_json(text: str, path: Path) -> str:
+    try:
+        template = json.loads(text)["chat_template"]
+    except (ValueError, TypeError, KeyError):
+        template = None
+    if not isinstance(template, str):
+        raise CheckpointError(
+            f"{path} has no chat template: a .json file needs the key 'chat_template' with Jinja "
+            "text; give a .jinja file otherwise"
+        )
+    return template
 
 
 class ChatTemplate:

@@ -29,7 +29,7 @@ class ModelOptions:
     tokenizer_path: str | None = setting(None, "tokenizer directory or file; default: the model's")
     served_model_name: str | None = setting(None, "name in /v1/models; default: the model path")
     chat_template: str | None = setting(
-        None, "path of a .jinja file; default: the model's template"
+        None, "a .jinja file, or a .json file with chat_template; default: the model's template"
     )
     load_format: str = setting(
         "auto", "how weights are stored", choices=("auto", "safetensors", "pt", "gguf", "dummy")

@@ -17,6 +17,7 @@ from trunkline.engine.client import Request as EngineRequest
 from trunkline.engine.config import flat_settings
 from trunkline.engine.messages import SamplingParams
 from trunkline.engine.validation import RequestError, shown
+from trunkline.server import logs
 from trunkline.server.answer import request_id
 from trunkline.server.http import json_response, read_json
 from trunkline.server.state import Server, server_of
@@ -146,6 +147,7 @@ async def flush_cache(request: Request) -> Response:
                 400,
             )
         await asyncio.sleep(_FLUSH_POLL_S)
+    logs.SERVER.info("Cache flushed successfully!")
     return PlainTextResponse("Cache flushed.\n")
 
 

@@ -395,6 +395,20 @@ def test_a_bad_template_file_is_named(tmp_path: Path, content: bytes | None, mes
         open_template(directory, path)
 
 
+def test_a_json_file_holds_a_template_under_its_key(tmp_path: Path) -> None:
+    directory = TinyCheckpoint().write(tmp_path / "model")
+    path = tmp_path / "own.json"
+    write_json(path, {"chat_template": "from json {{ eos_token }}"})
+    assert open_template(directory, path).render([ASK]) == "from json </s>"
+    for content in ({"name": "mine", "user": "USER"}, {"chat_template": 5}, [], None):
+        write_json(path, content)
+        with pytest.raises(CheckpointError, match=r"own.json has no chat template"):
+            open_template(directory, path)
+    path.write_text("{{ not json }}")
+    with pytest.raises(CheckpointError, match=r"own.json has no chat template"):
+        open_template(directory, path)
+
+
 def test_a_rendered_chat_has_one_bos(tmp_path: Path) -> None:
     directory = TinyCheckpoint(chat_template=LLAMA3).write(tmp_path)
     checkpoint = open_checkpoint(ModelOptions(model_path=str(directory)))

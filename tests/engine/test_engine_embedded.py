@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,11 @@ import psutil
 import pytest
 import torch
 import uvloop
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
 from tests.engine.test_engine import GREEDY, running
 
 from trunkline import Engine
@@ -91,6 +97,29 @@ def test_a_synchronous_call_inside_a_running_loop_works(engine: Engine) -> None:
 
     expected = engine.generate("The quick", GREEDY)["output_ids"]
     asyncio.run(main())
+
+
+def test_an_application_holds_an_engine(tiny_model: str) -> None:
+    """Built and shut down in an ASGI lifespan under uvloop, used by its handlers."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        with Engine(tiny_model, **SIZES) as app.state.engine:
+            yield
+
+    async def answer(request: Request) -> JSONResponse:
+        engine: Engine = request.app.state.engine
+        stream = await engine.async_generate("The quick", GREEDY, stream=True)
+        chunks = [chunk async for chunk in stream]
+        whole = await engine.async_generate("The quick", GREEDY)
+        return JSONResponse([chunks[-1]["output_ids"], whole["output_ids"]])
+
+    app = Starlette(routes=[Route("/", answer)], lifespan=lifespan)
+    with TestClient(app, backend_options={"use_uvloop": True}) as client:
+        for _ in range(2):
+            streamed, whole = client.get("/").json()
+            assert streamed == whole
+            assert len(whole) == 6
 
 
 def test_abandoned_streams_are_aborted(engine: Engine) -> None:

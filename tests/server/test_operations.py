@@ -124,8 +124,10 @@ def test_tokenize_checks_its_body(live: Live, path: str, body: dict[str, object]
     assert response.json()["error"]["message"]
 
 
-def test_flush_cache(fresh: Live):
-    assert fresh.http.get("/flush_cache").status_code == 200
+def test_flush_cache(fresh: Live, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level("INFO", logger="trunkline.server"):
+        assert fresh.http.get("/flush_cache").status_code == 200
+    assert "Cache flushed successfully!" in caplog.messages
     assert fresh.http.post("/flush_cache").text == "Cache flushed.\n"
     fresh.engine.hold = True
     with fresh.http.stream("POST", "/generate", json={"text": "x", "stream": True}):
@@ -166,6 +168,31 @@ def test_sglang_names_are_a_switch(live: Live):
         theirs = {name.removeprefix("sglang:") for name in names if name.startswith("sglang:")}
         assert ours == theirs
         assert {"num_running_reqs", "num_queue_reqs", "gen_throughput", "token_usage"} <= theirs
+
+
+REFERENCE_METRICS = {
+    *("num_running_reqs", "num_queue_reqs", "num_used_tokens", "token_usage", "gen_throughput"),
+    *("cache_hit_rate", "prompt_tokens_total", "generation_tokens_total", "cached_tokens_total"),
+    *("num_requests_total", "num_aborted_requests_total"),
+    *("time_to_first_token_seconds_bucket", "inter_token_latency_seconds_bucket"),
+    *("e2e_request_latency_seconds_bucket",),
+}
+
+
+@pytest.mark.skipif(which("promtool") is None, reason="promtool is not installed")
+def test_sglang_names_are_unusual_and_nothing_else():
+    with Live(config=ServerConfig(api=ApiOptions(metrics_sglang_names=True))) as both:
+        both.chat()
+        text = both.http.get("/metrics").text
+    assert {f"sglang:{name}" for name in REFERENCE_METRICS} <= samples(text).keys()
+    check = subprocess.run(
+        ["promtool", "check", "metrics"], input=text.encode(), capture_output=True
+    )
+    complaints = (check.stdout + check.stderr).decode().splitlines()
+    assert complaints
+    assert {line.partition(" ")[2] for line in complaints} == {
+        "metric names should not contain ':'"
+    }
 
 
 def test_hostile_paths_do_not_grow_the_metrics(fresh: Live):
