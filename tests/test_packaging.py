@@ -1,5 +1,6 @@
 """Wheel and sdist hold exactly what they should, and the wheel imports and runs."""
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -14,7 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
-    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True)
+    words = [str(part) for part in command]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
 
@@ -91,8 +94,8 @@ def test_wheel_imports_from_a_clean_environment(wheel: Path, tmp_path: Path) -> 
     venv.create(environment, with_pip=False)
     python = environment / "bin" / "python"
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site)
+    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
+    run(*pip, "install", "--quiet", "--no-deps", "--no-index", wheel)
     # The dependencies of this environment, without its editable trunkline: a .pth adds a path, and
     # the .pth files in that path are not read.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
@@ -100,3 +103,4 @@ def test_wheel_imports_from_a_clean_environment(wheel: Path, tmp_path: Path) -> 
     for path in run(python, "-E", "-c", code, cwd=tmp_path).split():
         assert Path(path).is_relative_to(site)
     assert "--model-path" in run(python, "-E", "-m", "trunkline", "--help", cwd=tmp_path)
+    assert "--model-path" in run(environment / "bin" / "engine-serve", "--help", cwd=tmp_path)

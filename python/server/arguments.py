@@ -57,8 +57,6 @@ def parse_arguments(
     from_file = [] if path is None else _file_arguments(path)
     words = [*from_file, *_environment_arguments(environment), *arguments]
     parsed, unknown = parser.parse_known_args(words)
-    if unknown:
-        raise UsageError(_unknown(unknown, parser))
     namespace = vars(parsed)
     warnings = [
         *(
@@ -67,6 +65,8 @@ def parse_arguments(
             if _PREFIX + flag.name in namespace
         )
     ]
+    if unknown:
+        raise UsageError(_unknown(unknown, parser))
     if namespace.pop("enable_priority_scheduling", False):
         namespace["schedule_policy"] = "priority"
     return _compose(ServerConfig, namespace), [text for text in warnings if text]

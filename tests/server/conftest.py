@@ -2,6 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.server.live import Live
+from tests.server.process import READY, Process
 
 
 @pytest.fixture(scope="module")
@@ -16,3 +17,14 @@ def fresh() -> Iterator[Live]:
     """A server of the test's own."""
     with Live() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def default_server() -> Iterator[Process]:
+    """A real server with the default model, for tests that only ask it things."""
+    process = Process(None)
+    try:
+        process.wait_for(READY)
+        yield process
+    finally:
+        process.close()

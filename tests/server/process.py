@@ -19,17 +19,20 @@ READY = "The server is fired up and ready to roll!"
 
 
 class Process:
-    """A server process on a free port; its log lines are collected."""
+    """A server process on a free port, small with a model of its own; collects its log lines."""
 
-    def __init__(self, *flags: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, model: Path | None, *flags: str, environment: dict[str, str] | None = None
+    ) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
+        sizes = ["--model-path", str(model), "--max-total-tokens", "2048"] if model else []
         path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "trunkline", "--port", str(self.port)),
-                *("--max-prefill-tokens", "64", *flags),
+                *("--max-prefill-tokens", "64", *sizes, *flags),
             ],
             env={**os.environ, "PYTHONPATH": path, **(environment or {})},
             stdout=subprocess.PIPE,

@@ -124,6 +124,7 @@ REFUSED = [
     (["--reasoning-parser", "qwen3"], "--reasoning-parser qwen3 is not supported"),
     (["--tool-call-parser", "qwen25"], "--tool-call-parser qwen25 is not supported"),
     (["--lora-paths", "a=b"], "adapters are not supported yet"),
+    (["--lora-paths", "a=b", "c=d"], "adapters are not supported yet"),
     (["--attention-backend", "flashinfer"], "it may be auto or torch_native"),
     (["--sampling-backend", "flashinfer"], "it may be auto or pytorch"),
     (["--grammar-backend", "xgrammar"], "there is no structured output yet"),

@@ -114,6 +114,37 @@ def test_streams_join_to_the_whole_answer(default_server: Process) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "prompt", "kinds"),
+    [
+        ("/v1/chat/completions", QUESTION, ("chat.completion", "chat.completion.chunk")),
+        ("/v1/completions", {"prompt": "The capital"}, ("text_completion", "text_completion")),
+    ],
+)
+def test_chunks_of_a_stream_belong_together(
+    default_server: Process, path: str, prompt: dict[str, Any], kinds: tuple[str, str]
+) -> None:
+    fields = {**prompt, "max_tokens": 3, "ignore_eos": True, "temperature": 0, "n": 2}
+    whole = post(default_server, path, **fields)
+    assert whole["object"] == kinds[0]
+    assert [choice["finish_reason"] for choice in whole["choices"]] == ["length"] * 2
+    assert whole["usage"]["completion_tokens"] == 6
+    chunks = frames(default_server, path, **fields)
+    for key in ("id", "created", "model"):
+        assert len({chunk[key] for chunk in chunks}) == 1
+    assert {chunk["object"] for chunk in chunks} == {kinds[1]}
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    for index in (0, 1):
+        reasons = [choice["finish_reason"] for choice in choices if choice["index"] == index]
+        assert reasons == [None] * (len(reasons) - 1) + ["length"]
+        roles = [
+            choice["delta"]["role"]
+            for choice in choices
+            if choice["index"] == index and "role" in choice.get("delta", {})
+        ]
+        assert roles == (["assistant"] if "messages" in prompt else [])
+
+
+@pytest.mark.parametrize(
     "sampling",
     [{"temperature": 10.0**-power} for power in (3, 4, 5, 7, 12)]
     + [{"temperature": 1, "top_p": 1e-6}],

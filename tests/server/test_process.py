@@ -21,15 +21,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return TinyCheckpoint().write(tmp_path_factory.mktemp("model"))
 
 
-def tiny(model: Path, *flags: str, environment: dict[str, str] | None = None) -> Process:
-    return Process(
-        *("--model-path", str(model), "--max-total-tokens", "2048", *flags), environment=environment
-    )
-
-
 @pytest.fixture
 def server(model: Path) -> Iterator[Process]:
-    process = tiny(model, "--api-key", KEY, "--shutdown-grace-s", "120")
+    process = Process(model, "--api-key", KEY, "--shutdown-grace-s", "120")
     try:
         process.wait_for(READY)
         yield process
@@ -115,7 +109,7 @@ def test_a_second_interrupt_ends_at_once(model: Path, tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_signal_while_loading(model: Path):
-    process = tiny(model)
+    process = Process(model)
     try:
         process.wait_for("Started server process")
         process.process.send_signal(signal.SIGTERM)
@@ -126,7 +120,7 @@ def test_a_signal_while_loading(model: Path):
 
 @pytest.mark.slow
 def test_health_is_503_until_the_model_is_there(model: Path):
-    process = tiny(model, environment={"TRUNKLINE_API_KEY": KEY})
+    process = Process(model, environment={"TRUNKLINE_API_KEY": KEY})
     try:
         process.wait_for("Started server process")
         seen = set()
@@ -164,7 +158,7 @@ def test_the_engine_is_killed(server: Process):
 
 @pytest.mark.slow
 def test_a_model_that_is_not_there(tmp_path: Path):
-    process = tiny(tmp_path / "nothing")
+    process = Process(tmp_path / "nothing")
     try:
         assert process.process.wait(60) == 1
         process._reader.join(5)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.server.process import Process
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def blocks(name: str, language: str) -> list[str]:
