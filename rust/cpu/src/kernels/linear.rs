@@ -1,0 +1,294 @@
+//! Matrix products with packed panels.
+//!
+//! Every output element is summed over K in ascending order in one accumulator, whatever the number
+//! of rows, the tile or the thread: so its bits depend on its own row and column alone.
+
+use std::ops::Range;
+
+use crate::memory::Rows;
+use crate::simd::{Kernel, LANES, Simd, Vector, store_prefix};
+use crate::weights::{PANEL, PackedLinear, PanelColumns};
+
+const PANEL_VECTORS: usize = PANEL / LANES;
+
+/// What becomes of a product.
+#[derive(Clone, Copy)]
+pub(crate) enum Epilogue {
+    /// `out = product + bias`.
+    Store(Rows<f32>),
+    /// `out += product + bias`.
+    Add(Rows<f32>),
+    /// `out = silu(gate) * up`, where the weight's panels are those of gate, then those of up.
+    Gated(Rows<u32>),
+}
+
+/// Some rows and panels of a linear; with `Gated`, panels are counted among those of gate.
+pub(crate) struct LinearTask<'a> {
+    pub(crate) input: Rows<u32>,
+    pub(crate) weight: &'a PackedLinear,
+    pub(crate) epilogue: Epilogue,
+    pub(crate) panels: Range<usize>,
+    pub(crate) rows: Range<usize>,
+}
+
+/// Compute a task.
+#[inline(always)]
+pub(crate) fn linear<K: Kernel>(k: K, task: &LinearTask<'_>) {
+    let gated = matches!(task.epilogue, Epilogue::Gated(_));
+    if task.rows.len() == 1 {
+        if gated {
+            task.panels.clone().for_each(|panel| gated_row(k, task, panel));
+        } else {
+            one_row(k, task);
+        }
+    } else if K::TILE_VECTORS == 4 {
+        for panel in task.panels.clone() {
+            tiles_of_six::<K>(k, task, panel, gated);
+        }
+    } else {
+        for panel in task.panels.clone() {
+            tiles_of_four::<K>(k, task, panel, gated);
+        }
+    }
+}
+
+/// One row: two panels at a time keep enough loads in flight.
+#[inline(always)]
+fn one_row<K: Kernel>(k: K, task: &LinearTask<'_>) {
+    let x = task.input.rows_from(task.rows.start, 1);
+    let mut panel = task.panels.start;
+    while panel + 2 <= task.panels.end {
+        let sums = two_panels(k, x, task.weight, [panel, panel + 1]);
+        finish_row(k, task, panel, &sums[0]);
+        finish_row(k, task, panel + 1, &sums[1]);
+        panel += 2;
+    }
+    if panel < task.panels.end {
+        let mut sums = [[k.simd().splat(0.0); PANEL_VECTORS]; 1];
+        product::<K, 1, PANEL_VECTORS>(k, x, 0, task.weight, panel, 0, &mut sums);
+        finish_row(k, task, panel, &sums[0]);
+    }
+}
+
+#[inline(always)]
+fn gated_row<K: Kernel>(k: K, task: &LinearTask<'_>, panel: usize) {
+    let Epilogue::Gated(out) = task.epilogue else { return };
+    let x = task.input.rows_from(task.rows.start, 1);
+    let half = task.weight.panels.len() / 2;
+    let sums = two_panels(k, x, task.weight, [panel, panel + half]);
+    for vector in 0..PANEL_VECTORS {
+        let gate = biased(k, task.weight, panel, vector, sums[0][vector]);
+        let up = biased(k, task.weight, panel + half, vector, sums[1][vector]);
+        store_gated(k, (task, out), panel, (task.rows.start, vector), [gate, up]);
+    }
+}
+
+#[inline(always)]
+fn two_panels<K: Kernel>(
+    k: K,
+    x: *const u32,
+    weight: &PackedLinear,
+    panels: [usize; 2],
+) -> [[Vector<K>; PANEL_VECTORS]; 2] {
+    let mut sums = [[k.simd().splat(0.0); PANEL_VECTORS]; 2];
+    let [first, second] = panels.map(|panel| weight.panel(panel));
+    for word in 0..weight.row_words {
+        // SAFETY: an input row holds `row_words` words, a panel `row_words * PANEL`.
+        unsafe {
+            let a = k.splat_word(*x.add(word));
+            let first = first.add(word * PANEL);
+            for vector in 0..PANEL_VECTORS {
+                let b = k.load_words(first.add(vector * LANES));
+                sums[0][vector] = k.dot(sums[0][vector], a, b);
+            }
+            let second = second.add(word * PANEL);
+            for vector in 0..PANEL_VECTORS {
+                let b = k.load_words(second.add(vector * LANES));
+                sums[1][vector] = k.dot(sums[1][vector], a, b);
+            }
+        }
+    }
+    sums
+}
+
+/// `R` rows times `V` vectors of columns of a panel, from vector `first` on.
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "the innermost loop: a struct would be spilled")]
+fn product<K: Kernel, const R: usize, const V: usize>(
+    k: K,
+    x: *const u32,
+    stride: usize,
+    weight: &PackedLinear,
+    panel: usize,
+    first: usize,
+    sums: &mut [[Vector<K>; V]; R],
+) {
+    let panel = weight.panel(panel);
+    let mut local = *sums;
+    for word in 0..weight.row_words {
+        // SAFETY: `x` points to `R` rows of `row_words` words, and a panel holds `row_words * PANEL`.
+        unsafe {
+            let from = panel.add(word * PANEL + first * LANES);
+            let mut b = [k.load_words(from); V];
+            for vector in 1..V {
+                b[vector] = k.load_words(from.add(vector * LANES));
+            }
+            for row in 0..R {
+                let a = k.splat_word(*x.add(row * stride + word));
+                for vector in 0..V {
+                    local[row][vector] = k.dot(local[row][vector], a, b[vector]);
+                }
+            }
+        }
+    }
+    *sums = local;
+}
+
+#[inline(always)]
+fn tiles_of_six<K: Kernel>(k: K, task: &LinearTask<'_>, panel: usize, gated: bool) {
+    let mut row = task.rows.start;
+    while task.rows.end - row >= 6 {
+        tile::<K, 6, 4>(k, task, panel, (row, 0), gated);
+        row += 6;
+    }
+    match task.rows.end - row {
+        1 => tile::<K, 1, 4>(k, task, panel, (row, 0), gated),
+        2 => tile::<K, 2, 4>(k, task, panel, (row, 0), gated),
+        3 => tile::<K, 3, 4>(k, task, panel, (row, 0), gated),
+        4 => tile::<K, 4, 4>(k, task, panel, (row, 0), gated),
+        5 => tile::<K, 5, 4>(k, task, panel, (row, 0), gated),
+        _ => {}
+    }
+}
+
+#[inline(always)]
+fn tiles_of_four<K: Kernel>(k: K, task: &LinearTask<'_>, panel: usize, gated: bool) {
+    let mut row = task.rows.start;
+    while row < task.rows.end {
+        let rows = (task.rows.end - row).min(4);
+        for vector in 0..PANEL_VECTORS {
+            match rows {
+                1 => tile::<K, 1, 1>(k, task, panel, (row, vector), gated),
+                2 => tile::<K, 2, 1>(k, task, panel, (row, vector), gated),
+                3 => tile::<K, 3, 1>(k, task, panel, (row, vector), gated),
+                _ => tile::<K, 4, 1>(k, task, panel, (row, vector), gated),
+            }
+        }
+        row += rows;
+    }
+}
+
+/// `R` rows and `V` vectors from `(row, vector)` on.
+#[inline(always)]
+fn tile<K: Kernel, const R: usize, const V: usize>(
+    k: K,
+    task: &LinearTask<'_>,
+    panel: usize,
+    (row, vector): (usize, usize),
+    gated: bool,
+) {
+    let x: *const u32 = task.input.rows_from(row, R);
+    let stride = task.input.stride();
+    let mut sums = [[k.simd().splat(0.0); V]; R];
+    product::<K, R, V>(k, x, stride, task.weight, panel, vector, &mut sums);
+    if !gated {
+        for (index, sums) in sums.iter().enumerate() {
+            for (offset, &sum) in sums.iter().enumerate() {
+                let at = (row + index, vector + offset);
+                finish(k, task, panel, at, sum);
+            }
+        }
+        return;
+    }
+    let Epilogue::Gated(out) = task.epilogue else { return };
+    let half = task.weight.panels.len() / 2;
+    let mut ups = [[k.simd().splat(0.0); V]; R];
+    product::<K, R, V>(k, x, stride, task.weight, panel + half, vector, &mut ups);
+    for index in 0..R {
+        for offset in 0..V {
+            let at = (row + index, vector + offset);
+            let gate = biased(k, task.weight, panel, at.1, sums[index][offset]);
+            let up = biased(k, task.weight, panel + half, at.1, ups[index][offset]);
+            store_gated(k, (task, out), panel, at, [gate, up]);
+        }
+    }
+}
+
+#[inline(always)]
+fn finish_row<K: Kernel>(
+    k: K,
+    task: &LinearTask<'_>,
+    panel: usize,
+    sums: &[Vector<K>; PANEL_VECTORS],
+) {
+    for (vector, &sum) in sums.iter().enumerate() {
+        finish(k, task, panel, (task.rows.start, vector), sum);
+    }
+}
+
+#[inline(always)]
+fn biased<K: Kernel>(
+    k: K,
+    weight: &PackedLinear,
+    panel: usize,
+    vector: usize,
+    sum: Vector<K>,
+) -> Vector<K> {
+    match weight.panel_bias(panel) {
+        None => sum,
+        // SAFETY: a panel's bias has 64 values.
+        Some(bias) => unsafe { k.simd().add(sum, k.simd().load(bias.add(vector * LANES))) },
+    }
+}
+
+/// Add the bias and store or add sixteen columns.
+#[inline(always)]
+fn finish<K: Kernel>(
+    k: K,
+    task: &LinearTask<'_>,
+    panel: usize,
+    (row, vector): (usize, usize),
+    sum: Vector<K>,
+) {
+    let s = k.simd();
+    let PanelColumns { start, width } = task.weight.panels[panel];
+    let count = width.saturating_sub(vector * LANES).min(LANES);
+    if count == 0 {
+        return;
+    }
+    let sum = biased(k, task.weight, panel, vector, sum);
+    // SAFETY: the columns lie within the output's row, and are this task's alone.
+    unsafe {
+        match task.epilogue {
+            Epilogue::Store(out) => {
+                store_prefix(s, out.row(row).add(start + vector * LANES), sum, count);
+            }
+            Epilogue::Add(out) => {
+                let at = out.row(row).add(start + vector * LANES);
+                let before = crate::simd::load_prefix(s, at, count);
+                store_prefix(s, at, s.add(before, sum), count);
+            }
+            Epilogue::Gated(_) => {}
+        }
+    }
+}
+
+/// Store `silu(gate) * up`; lanes beyond the width are zero, as both are.
+#[inline(always)]
+fn store_gated<K: Kernel>(
+    k: K,
+    (task, out): (&LinearTask<'_>, Rows<u32>),
+    panel: usize,
+    (row, vector): (usize, usize),
+    [gate, up]: [Vector<K>; 2],
+) {
+    let PanelColumns { start, width } = task.weight.panels[panel];
+    if vector * LANES < width {
+        let value = k.simd().mul(super::rows::silu(k.simd(), gate), up);
+        // SAFETY: operand rows are whole vectors; a panel starts at a multiple of 64 columns.
+        unsafe {
+            let at = out.row(row).add((start + vector * LANES) / K::PER_WORD);
+            k.store_elements(at, value);
+        }
+    }
+}

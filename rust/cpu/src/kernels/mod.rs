@@ -1,0 +1,9 @@
+//! The kernels, and the table of their forms per instruction set and element type.
+
+pub(crate) mod linear;
+#[cfg(test)]
+mod linear_tests;
+pub(crate) mod rows;
+mod table;
+
+pub(crate) use table::Kernels;

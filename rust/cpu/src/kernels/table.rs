@@ -1,0 +1,125 @@
+//! One function per kernel, instruction set and element type: where generic code meets
+//! `#[target_feature]`.
+
+use super::linear::LinearTask;
+use super::rows::{EmbedTask, FiniteTask, RowsTask};
+use crate::isa::Isa;
+use crate::simd::{Kernel, Portable, PortableBf16};
+use crate::weights::Element;
+
+/// The kernels of one instruction set and element type.
+///
+/// The pointers are unsafe to call because the processor must have the instructions; `Kernels::new`
+/// has checked that, and the methods are safe.
+#[derive(Clone, Copy)]
+pub(crate) struct Kernels {
+    pub(crate) isa: Isa,
+    pub(crate) element: Element,
+    /// Vectors of columns per tile: a measure of how many rows are worth a tile.
+    linear: unsafe fn(&LinearTask<'_>),
+    rows: unsafe fn(&RowsTask<'_>),
+    embed: unsafe fn(&EmbedTask<'_>),
+    finite: unsafe fn(&mut FiniteTask<'_>),
+}
+
+macro_rules! table {
+    ($name:ident, $isa:expr, $element:expr, $kernel:expr $(, $feature:literal)?) => {
+        mod $name {
+            use super::*;
+
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn linear(task: &LinearTask<'_>) {
+                crate::kernels::linear::linear($kernel, task);
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn rows(task: &RowsTask<'_>) {
+                crate::kernels::rows::rows($kernel, task);
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn embed(task: &EmbedTask<'_>) {
+                crate::kernels::rows::embed($kernel, task);
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn finite(task: &mut FiniteTask<'_>) {
+                crate::kernels::rows::finite($kernel, task);
+            }
+            pub(super) const TABLE: Kernels =
+                Kernels { isa: $isa, element: $element, linear, rows, embed, finite };
+        }
+    };
+}
+
+table!(portable_f32, Isa::Portable, Element::F32, Portable);
+table!(portable_bf16, Isa::Portable, Element::Bf16, PortableBf16);
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::*;
+    use crate::simd::{Avx2, Avx2Bf16, Avx512, Avx512Bf16};
+
+    // SAFETY of the `assume`s: `Kernels::new` hands a table out only after `Isa::is_available`.
+    table!(avx2_f32, Isa::Avx2, Element::F32, unsafe { Avx2::assume() }, "avx2,fma");
+    table!(avx2_bf16, Isa::Avx2, Element::Bf16, unsafe { Avx2Bf16::assume() }, "avx2,fma");
+    table!(
+        avx512_f32,
+        Isa::Avx512Bf16,
+        Element::F32,
+        unsafe { Avx512::assume() },
+        "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16"
+    );
+    table!(
+        avx512_bf16,
+        Isa::Avx512Bf16,
+        Element::Bf16,
+        unsafe { Avx512Bf16::assume() },
+        "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16"
+    );
+
+    pub(super) fn table(isa: Isa, element: Element) -> Option<Kernels> {
+        match (isa, element) {
+            (Isa::Avx512Bf16, Element::F32) => Some(avx512_f32::TABLE),
+            (Isa::Avx512Bf16, Element::Bf16) => Some(avx512_bf16::TABLE),
+            (Isa::Avx2, Element::F32) => Some(avx2_f32::TABLE),
+            (Isa::Avx2, Element::Bf16) => Some(avx2_bf16::TABLE),
+            (Isa::Portable, _) => None,
+        }
+    }
+}
+
+impl Kernels {
+    /// The kernels of an instruction set.
+    ///
+    /// # Panics
+    /// If the processor does not have it.
+    pub(crate) fn new(isa: Isa, element: Element) -> Kernels {
+        assert!(isa.is_available(), "this processor does not have {isa}");
+        #[cfg(target_arch = "x86_64")]
+        if let Some(table) = x86::table(isa, element) {
+            return table;
+        }
+        match element {
+            Element::F32 => portable_f32::TABLE,
+            Element::Bf16 => portable_bf16::TABLE,
+        }
+    }
+
+    pub(crate) fn linear(self, task: &LinearTask<'_>) {
+        // SAFETY: `new` has checked the instructions.
+        unsafe { (self.linear)(task) };
+    }
+
+    pub(crate) fn rows(self, task: &RowsTask<'_>) {
+        // SAFETY: `new` has checked the instructions.
+        unsafe { (self.rows)(task) };
+    }
+
+    pub(crate) fn embed(self, task: &EmbedTask<'_>) {
+        // SAFETY: `new` has checked the instructions.
+        unsafe { (self.embed)(task) };
+    }
+
+    pub(crate) fn finite(self, task: &mut FiniteTask<'_>) {
+        // SAFETY: `new` has checked the instructions.
+        unsafe { (self.finite)(task) };
+    }
+}

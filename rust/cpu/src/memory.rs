@@ -1,0 +1,209 @@
+//! Memory for weights, KV and activations: zeroed, 64-byte aligned, backed by 2 MiB pages where the
+//! kernel gives them; and views of it that several tasks write disjoint parts of.
+
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+const ALIGNMENT_BYTES: usize = 64;
+
+/// An anonymous mapping.
+struct Mapping {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping is plain memory that no thread owns.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; who may write which part is the business of `Region`.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Map `bytes` zeros, starting at a huge page; physical memory comes when it is touched.
+    fn new(bytes: usize) -> Mapping {
+        let bytes = bytes.max(1).next_multiple_of(HUGE_PAGE_BYTES);
+        let reserved = bytes + HUGE_PAGE_BYTES;
+        // SAFETY: a new anonymous mapping touches nothing that exists; what is cut off below lies
+        // within it.
+        unsafe {
+            let raw = libc::mmap(
+                std::ptr::null_mut(),
+                reserved,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            );
+            assert!(raw != libc::MAP_FAILED, "out of memory: cannot map {bytes} bytes");
+            let raw = raw.cast::<u8>();
+            let skipped = raw.align_offset(HUGE_PAGE_BYTES);
+            if skipped > 0 {
+                libc::munmap(raw.cast(), skipped);
+            }
+            let start = raw.add(skipped);
+            if reserved - skipped > bytes {
+                libc::munmap(start.add(bytes).cast(), reserved - skipped - bytes);
+            }
+            #[cfg(target_os = "linux")]
+            libc::madvise(start.cast(), bytes, libc::MADV_HUGEPAGE);
+            Mapping { start: NonNull::new(start).expect("mappings are not null"), bytes }
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mapping that `new` kept; every region holds an `Arc` of it.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// Words of plain memory, zero at first; the only owner of its range of a mapping.
+pub(crate) struct Region {
+    mapping: Arc<Mapping>,
+    range: Range<usize>, // words
+}
+
+impl Region {
+    /// A mapping of its own, for what is large.
+    pub(crate) fn new(words: usize) -> Region {
+        Region { mapping: Arc::new(Mapping::new(words * 4)), range: 0..words }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const u32 {
+        // SAFETY: the range lies within the mapping.
+        unsafe { self.mapping.start.as_ptr().cast::<u32>().add(self.range.start) }
+    }
+
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut u32 {
+        self.as_ptr().cast_mut()
+    }
+
+    pub(crate) fn as_slice(&self) -> &[u32] {
+        // SAFETY: the range is ours alone and initialised; `&self` keeps writers away.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
+    }
+
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [u32] {
+        // SAFETY: the range is ours alone and initialised; `&mut self` keeps all others away.
+        unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.range.len()) }
+    }
+
+    /// The region as a matrix that tasks may write.
+    pub(crate) fn rows<T>(&mut self, stride: usize) -> Rows<T> {
+        assert_eq!(size_of::<T>(), 4);
+        Rows { start: self.as_mut_ptr().cast(), stride, num_rows: self.len() / stride.max(1) }
+    }
+}
+
+/// Hands out regions of large mappings, so that small weights share huge pages.
+pub(crate) struct Slabs {
+    slab_bytes: usize,
+    current: Mutex<Option<(Arc<Mapping>, usize)>>,
+}
+
+impl Slabs {
+    pub(crate) fn new() -> Slabs {
+        Slabs { slab_bytes: 32 << 20, current: Mutex::new(None) }
+    }
+
+    /// A zeroed region of that many words.
+    pub(crate) fn allocate(&self, words: usize) -> Region {
+        let bytes = (words * 4).next_multiple_of(ALIGNMENT_BYTES);
+        if bytes > self.slab_bytes / 4 {
+            return Region::new(words);
+        }
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = current.as_ref().is_some_and(|(slab, used)| used + bytes <= slab.bytes);
+        if !fits {
+            *current = Some((Arc::new(Mapping::new(self.slab_bytes)), 0));
+        }
+        let (slab, used) = current.as_mut().expect("set above");
+        let start = *used / 4;
+        *used += bytes;
+        Region { mapping: Arc::clone(slab), range: start..start + words }
+    }
+}
+
+/// A matrix that the tasks of one job read, or write disjoint parts of.
+///
+/// It is valid while its region is, and while no task writes what another one reads: the operations
+/// of a program see to that.
+pub(crate) struct Rows<T> {
+    start: *mut T,
+    stride: usize,
+    num_rows: usize,
+}
+
+impl<T> Clone for Rows<T> {
+    fn clone(&self) -> Rows<T> {
+        *self
+    }
+}
+
+impl<T> Copy for Rows<T> {}
+
+// SAFETY: plain memory; see the type's contract.
+unsafe impl<T: Send> Send for Rows<T> {}
+// SAFETY: plain memory; see the type's contract.
+unsafe impl<T: Sync> Sync for Rows<T> {}
+
+impl<T> Rows<T> {
+    /// Elements from one row to the next.
+    #[inline(always)]
+    pub(crate) fn stride(self) -> usize {
+        self.stride
+    }
+
+    /// `num_rows` of these rows, from `first` on.
+    #[cfg(test)]
+    pub(crate) fn skip(self, first: usize, num_rows: usize) -> Rows<T> {
+        Rows { start: self.rows_from(first, num_rows), stride: self.stride, num_rows }
+    }
+
+    /// Start of a row: `stride` elements.
+    #[inline(always)]
+    pub(crate) fn row(self, index: usize) -> *mut T {
+        assert!(index < self.num_rows, "row {index} of {}", self.num_rows);
+        // SAFETY: within the region, as just checked.
+        unsafe { self.start.add(index * self.stride) }
+    }
+
+    /// Rows from `index` on, `count` of them checked to exist.
+    #[inline(always)]
+    pub(crate) fn rows_from(self, index: usize, count: usize) -> *mut T {
+        assert!(index + count <= self.num_rows, "rows {index}+{count} of {}", self.num_rows);
+        // SAFETY: within the region, as just checked.
+        unsafe { self.start.add(index * self.stride) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regions_are_zero_aligned_and_disjoint() {
+        let slabs = Slabs::new();
+        let mut regions: Vec<Region> =
+            [1, 17, 4096, 3 << 20, 5].into_iter().map(|words| slabs.allocate(words)).collect();
+        for (index, region) in regions.iter_mut().enumerate() {
+            assert_eq!(region.as_ptr() as usize % ALIGNMENT_BYTES, 0);
+            assert!(region.as_slice().iter().all(|&word| word == 0));
+            region.as_mut_slice().fill(index as u32 + 1);
+        }
+        for (index, region) in regions.iter().enumerate() {
+            assert!(region.as_slice().iter().all(|&word| word == index as u32 + 1));
+        }
+    }
+
+    #[test]
+    fn large_regions_start_at_a_huge_page() {
+        assert_eq!(Region::new(1 << 20).as_ptr() as usize % HUGE_PAGE_BYTES, 0);
+    }
+}
