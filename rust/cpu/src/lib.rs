@@ -2,11 +2,15 @@
 //!
 //! It executes a recorded program of operations on a plan block. It knows no Python and no model.
 
+mod attention_step;
 mod error;
 mod isa;
 mod kernels;
+mod kv;
+pub mod measure;
 mod memory;
 mod pool;
+mod schedule;
 mod simd;
 #[cfg(test)]
 mod testing;
@@ -14,5 +18,6 @@ mod weights;
 
 pub use error::CpuError;
 pub use isa::Isa;
+pub use kv::{KvSpec, MAX_HEAD_DIM};
 pub use pool::ThreadPool;
 pub use weights::{Element, Embedding, Norm, PackedLinear, Rotary, Source};

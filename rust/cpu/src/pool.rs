@@ -90,8 +90,7 @@ impl Shared {
             let parked = &self.parked[thread - 1];
             parked.store(true, Ordering::SeqCst);
             // Whoever offers tasks after this looks at `parked`; what was offered before is seen.
-            if self.state.load(Ordering::SeqCst) as u32 == 0
-                && !self.closing.load(Ordering::SeqCst)
+            if self.state.load(Ordering::SeqCst) as u32 == 0 && !self.closing.load(Ordering::SeqCst)
             {
                 std::thread::park();
             }

@@ -154,8 +154,8 @@ impl PackedLinear {
         source.check(outputs * self.in_features)?;
         let panel_words = self.row_words * PANEL;
         let per_word = self.element.per_word();
-        let words = &mut self.words.as_mut_slice()
-            [panels.start * panel_words..panels.end * panel_words];
+        let words =
+            &mut self.words.as_mut_slice()[panels.start * panel_words..panels.end * panel_words];
         for (index, panel) in words.chunks_exact_mut(panel_words).enumerate() {
             let width = self.panels[panels.start + index].width;
             let first = index * PANEL * self.in_features;
@@ -203,6 +203,11 @@ impl PackedLinear {
         assert!(index < self.panels.len());
         // SAFETY: the region holds 64 values per panel.
         self.bias.as_ref().map(|bias| unsafe { bias.as_ptr().cast::<f32>().add(index * PANEL) })
+    }
+
+    /// Set every word, for measurements.
+    pub(crate) fn fill(&mut self, word: u32) {
+        self.words.as_mut_slice().fill(word);
     }
 
     /// All panels, to be read as one stream.
@@ -285,9 +290,7 @@ impl Norm {
             let value = source.get(index);
             *weight = match self.element {
                 Element::F32 => value,
-                Element::Bf16 => {
-                    f32::from_bits(u32::from(crate::simd::bf16_from_f32(value)) << 16)
-                }
+                Element::Bf16 => f32::from_bits(u32::from(crate::simd::bf16_from_f32(value)) << 16),
             };
         }
         Ok(())

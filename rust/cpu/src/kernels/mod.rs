@@ -1,8 +1,12 @@
 //! The kernels, and the table of their forms per instruction set and element type.
 
+pub(crate) mod attention;
+#[cfg(test)]
+mod attention_tests;
 pub(crate) mod linear;
 #[cfg(test)]
 mod linear_tests;
+pub(crate) mod rotate;
 pub(crate) mod rows;
 mod table;
 

@@ -161,3 +161,17 @@ pub(crate) fn finite<K: Kernel>(k: K, task: &mut FiniteTask<'_>) {
         *finite = s.sum(sum) == 0.0;
     }
 }
+
+/// Read words as fast as memory gives them.
+#[inline(always)]
+pub(crate) fn checksum<K: Kernel>(k: K, words: &[u32]) -> f32 {
+    let s = k.simd();
+    let mut sums = [s.splat(0.0); 8];
+    for chunk in words.chunks_exact(8 * LANES) {
+        for (index, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: the chunk has eight vectors.
+            *sum = s.add(*sum, unsafe { s.load(chunk.as_ptr().add(index * LANES).cast()) });
+        }
+    }
+    sums.iter().map(|&sum| s.sum(sum)).sum()
+}

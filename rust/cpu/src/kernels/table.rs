@@ -1,7 +1,9 @@
 //! One function per kernel, instruction set and element type: where generic code meets
 //! `#[target_feature]`.
 
+use super::attention::{AttendContext, AttendItem, Scratch};
 use super::linear::LinearTask;
+use super::rotate::RotateTask;
 use super::rows::{EmbedTask, FiniteTask, RowsTask};
 use crate::isa::Isa;
 use crate::simd::{Kernel, Portable, PortableBf16};
@@ -15,12 +17,17 @@ use crate::weights::Element;
 pub(crate) struct Kernels {
     pub(crate) isa: Isa,
     pub(crate) element: Element,
-    /// Vectors of columns per tile: a measure of how many rows are worth a tile.
     linear: unsafe fn(&LinearTask<'_>),
     rows: unsafe fn(&RowsTask<'_>),
     embed: unsafe fn(&EmbedTask<'_>),
     finite: unsafe fn(&mut FiniteTask<'_>),
+    checksum: unsafe fn(&[u32]) -> f32,
+    rotate: unsafe fn(&RotateTask<'_>),
+    attend: AttendFunction,
+    merge: AttendFunction,
 }
+
+type AttendFunction = unsafe fn(&AttendContext<'_>, &AttendItem, &mut Scratch);
 
 macro_rules! table {
     ($name:ident, $isa:expr, $element:expr, $kernel:expr $(, $feature:literal)?) => {
@@ -43,8 +50,34 @@ macro_rules! table {
             unsafe fn finite(task: &mut FiniteTask<'_>) {
                 crate::kernels::rows::finite($kernel, task);
             }
-            pub(super) const TABLE: Kernels =
-                Kernels { isa: $isa, element: $element, linear, rows, embed, finite };
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn checksum(words: &[u32]) -> f32 {
+                crate::kernels::rows::checksum($kernel, words)
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn rotate(task: &RotateTask<'_>) {
+                crate::kernels::rotate::rotate($kernel, task);
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn attend(context: &AttendContext<'_>, item: &AttendItem, scratch: &mut Scratch) {
+                crate::kernels::attention::attend($kernel, context, item, scratch);
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn merge(context: &AttendContext<'_>, item: &AttendItem, scratch: &mut Scratch) {
+                crate::kernels::attention::merge_partials($kernel, context, item, scratch);
+            }
+            pub(super) const TABLE: Kernels = Kernels {
+                isa: $isa,
+                element: $element,
+                linear,
+                rows,
+                embed,
+                finite,
+                checksum,
+                rotate,
+                attend,
+                merge,
+            };
         }
     };
 }
@@ -121,5 +154,35 @@ impl Kernels {
     pub(crate) fn finite(self, task: &mut FiniteTask<'_>) {
         // SAFETY: `new` has checked the instructions.
         unsafe { (self.finite)(task) };
+    }
+
+    pub(crate) fn checksum(self, words: &[u32]) -> f32 {
+        // SAFETY: `new` has checked the instructions.
+        unsafe { (self.checksum)(words) }
+    }
+
+    pub(crate) fn rotate(self, task: &RotateTask<'_>) {
+        // SAFETY: `new` has checked the instructions.
+        unsafe { (self.rotate)(task) };
+    }
+
+    pub(crate) fn attend(
+        self,
+        context: &AttendContext<'_>,
+        item: &AttendItem,
+        scratch: &mut Scratch,
+    ) {
+        // SAFETY: `new` has checked the instructions.
+        unsafe { (self.attend)(context, item, scratch) };
+    }
+
+    pub(crate) fn merge_partials(
+        self,
+        context: &AttendContext<'_>,
+        item: &AttendItem,
+        scratch: &mut Scratch,
+    ) {
+        // SAFETY: `new` has checked the instructions.
+        unsafe { (self.merge)(context, item, scratch) };
     }
 }

@@ -1,0 +1,302 @@
+//! Attention against float64, and the same bits for any batch, chunk, page size and split.
+
+use std::sync::Mutex;
+
+use crate::attention_step::{AttendPlan, AttendRow};
+use crate::kernels::Kernels;
+use crate::kernels::attention::{AttendContext, Scratch, partial_stride};
+use crate::kernels::rotate::{HeadShape, Layer, RotateTask};
+use crate::kv::{KvPool, KvSpec};
+use crate::memory::Region;
+use crate::pool::ThreadPool;
+use crate::testing::{Random, bf16, every_kernel};
+use crate::weights::{Element, Norm, Rotary, Source};
+
+struct Model {
+    heads: HeadShape,
+    window: Option<usize>,
+    page_size: usize,
+    norm: Option<Norm>,
+}
+
+struct Sequence {
+    qkv: Vec<f32>, // [tokens][width]
+    len: usize,
+}
+
+const HEADS: HeadShape = HeadShape { num_heads: 6, num_kv_heads: 2, head_dim: 24 };
+
+fn sequence(random: &mut Random, heads: HeadShape, len: usize) -> Sequence {
+    let width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim;
+    Sequence { qkv: (0..len * width).map(|_| random.normal()).collect(), len }
+}
+
+fn rotary(half: usize, positions: usize) -> Rotary {
+    let angle = |i: usize| (i / half) as f32 * 10_f32.powf(-((i % half) as f32) / half as f32);
+    let cos = (0..half * positions).map(|i| angle(i).cos()).collect();
+    let sin = (0..half * positions).map(|i| angle(i).sin()).collect();
+    Rotary::new(half, cos, sin).unwrap()
+}
+
+/// Compute sequences in the given chunks (per step: (sequence, tokens) rows); `[seq][token][out]`.
+fn run(
+    kernels: Kernels,
+    model: &Model,
+    sequences: &[Sequence],
+    steps: &[Vec<(usize, usize)>],
+    num_threads: usize,
+) -> Vec<Vec<u32>> {
+    let heads = model.heads;
+    let longest = sequences.iter().map(|s| s.len).max().unwrap();
+    let table_len = longest.div_ceil(model.page_size);
+    let num_pages = 1 + table_len * sequences.len();
+    let spec = KvSpec {
+        num_layers: 2,
+        num_kv_heads: heads.num_kv_heads,
+        head_dim: heads.head_dim,
+        num_pages,
+        page_size: model.page_size,
+    };
+    let mut kv = KvPool::new(spec, kernels.element).unwrap();
+    let poison = kv.layout.layer_words() * 2;
+    // Leftovers of earlier owners: infinities and NaN must never show.
+    // SAFETY: the pool has two layers and nobody else uses it.
+    unsafe { std::slice::from_raw_parts_mut(kv.layer(0), poison) }.fill(0x7f80_ffff);
+    let pages: Vec<u32> = (0..sequences.len())
+        .flat_map(|s| (0..table_len).map(move |i| 1 + (i * sequences.len() + s) as u32))
+        .collect();
+    let pool = ThreadPool::new(num_threads);
+    let scratch: Vec<Mutex<Scratch>> =
+        (0..num_threads).map(|_| Mutex::new(Scratch::new())).collect();
+    let rotary = rotary(heads.head_dim / 2 - 2, longest);
+    let out_words =
+        (heads.num_heads * heads.head_dim).next_multiple_of(16) / kernels.element.per_word();
+    let width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim;
+    let mut outputs: Vec<Vec<u32>> = sequences.iter().map(|s| vec![0; s.len * out_words]).collect();
+    let mut computed = vec![0; sequences.len()];
+    for step in steps {
+        let num_tokens: usize = step.iter().map(|&(_, count)| count).sum();
+        let mut qkv = Region::new(num_tokens * width);
+        let (mut rows, mut tables, mut positions, mut token_pages) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut flat = 0;
+        for &(s, count) in step {
+            tables.extend_from_slice(&pages[s * table_len..(s + 1) * table_len]);
+            rows.push(AttendRow { tokens: flat..flat + count, computed_len: computed[s] });
+            for position in computed[s]..computed[s] + count {
+                let from = &sequences[s].qkv[position * width..(position + 1) * width];
+                let to = &mut qkv.as_mut_slice()[flat * width..(flat + 1) * width];
+                to.iter_mut().zip(from).for_each(|(to, from)| *to = from.to_bits());
+                positions.push(position as u32);
+                token_pages.push(pages[s * table_len + position / model.page_size]);
+                flat += 1;
+            }
+        }
+        let mut queries = Region::new(num_tokens * heads.num_heads * kv.layout.dim_words);
+        let layout = kv.layout;
+        let layer = Layer(kv.layer(1));
+        let query_rows = queries.rows(heads.num_heads * layout.dim_words);
+        kernels.rotate(&RotateTask {
+            heads,
+            qkv: qkv.rows(width),
+            queries: query_rows,
+            rotary: &rotary,
+            query_norm: model.norm.as_ref(),
+            key_norm: model.norm.as_ref(),
+            layout,
+            layer,
+            positions: &positions,
+            pages: &token_pages,
+            tokens: 0..num_tokens,
+        });
+        let plan = AttendPlan::new(&rows, heads, model.window);
+        let mut output = Region::new(num_tokens * out_words);
+        let stride = partial_stride(layout);
+        let mut partials = Region::new(plan.partial_rows(heads).max(1) * stride);
+        let context = AttendContext {
+            heads,
+            window: model.window,
+            layout,
+            layer,
+            queries: query_rows,
+            output: output.rows(out_words),
+            partials: partials.rows(stride),
+            page_tables: &tables,
+            table_len,
+        };
+        plan.run(&pool, kernels, &context, &scratch);
+        for (row, &(s, count)) in rows.iter().zip(step) {
+            let from = row.tokens.start * out_words..row.tokens.end * out_words;
+            let at = computed[s] * out_words;
+            outputs[s][at..at + count * out_words].copy_from_slice(&output.as_slice()[from]);
+            computed[s] += count;
+        }
+    }
+    outputs
+}
+
+fn alone(sequences: &[Sequence], chunk: usize) -> Vec<Vec<(usize, usize)>> {
+    let mut steps = Vec::new();
+    for (s, sequence) in sequences.iter().enumerate() {
+        for start in (0..sequence.len).step_by(chunk) {
+            steps.push(vec![(s, chunk.min(sequence.len - start))]);
+        }
+    }
+    steps
+}
+
+/// All sequences together, in random chunks.
+fn together(sequences: &[Sequence], random: &mut Random) -> Vec<Vec<(usize, usize)>> {
+    let mut left: Vec<usize> = sequences.iter().map(|s| s.len).collect();
+    let mut steps = Vec::new();
+    while left.iter().any(|&left| left > 0) {
+        let mut step = Vec::new();
+        for (s, left) in left.iter_mut().enumerate() {
+            let count = (*left).min([1, 1 + random.below(40), random.below(300)][random.below(3)]);
+            if count > 0 {
+                step.push((s, count));
+                *left -= count;
+            }
+        }
+        steps.push(step);
+    }
+    steps.retain(|step| !step.is_empty());
+    steps
+}
+
+fn expected(model: &Model, sequence: &Sequence, position: usize, head: usize) -> Vec<f64> {
+    let HeadShape { num_heads, num_kv_heads, head_dim } = model.heads;
+    let width = (num_heads + 2 * num_kv_heads) * head_dim;
+    let half = head_dim / 2 - 2;
+    let table = rotary(half, position + 1);
+    let turned = |position: usize, index: usize| {
+        let at = position * width + index * head_dim;
+        let mut x: Vec<f64> =
+            sequence.qkv[at..at + head_dim].iter().map(|&x| f64::from(x)).collect();
+        if let Some(norm) = &model.norm {
+            let mean = x.iter().map(|x| x * x).sum::<f64>() / head_dim as f64;
+            let scale = (mean + f64::from(norm.epsilon)).sqrt().recip();
+            x.iter_mut().zip(&norm.weight).for_each(|(x, &w)| *x *= scale * f64::from(w));
+        }
+        for i in 0..half {
+            let cos = f64::from(table.cos[position * half + i]);
+            let sin = f64::from(table.sin[position * half + i]);
+            let (a, b) = (x[i], x[half + i]);
+            x[i] = a * cos - b * sin;
+            x[half + i] = b * cos + a * sin;
+        }
+        x
+    };
+    let kv_head = head / (num_heads / num_kv_heads);
+    let query = turned(position, head);
+    let first = model.window.map_or(0, |window| (position + 1).saturating_sub(window));
+    let scores: Vec<f64> = (first..=position)
+        .map(|key| {
+            let key = turned(key, num_heads + kv_head);
+            let dot: f64 = query.iter().zip(key).map(|(q, k)| q * k).sum();
+            (dot / (head_dim as f64).sqrt()).exp()
+        })
+        .collect();
+    let total: f64 = scores.iter().sum();
+    let value_at = (num_heads + num_kv_heads + kv_head) * head_dim;
+    (0..head_dim)
+        .map(|dim| {
+            let values =
+                (first..=position).map(|key| f64::from(sequence.qkv[key * width + value_at + dim]));
+            scores.iter().zip(values).map(|(p, v)| p * v).sum::<f64>() / total
+        })
+        .collect()
+}
+
+fn element(kernels: Kernels, words: &[u32], index: usize) -> f64 {
+    f64::from(match kernels.element {
+        Element::F32 => f32::from_bits(words[index]),
+        Element::Bf16 => f32::from_bits((words[index / 2] >> (index % 2 * 16) & 0xffff) << 16),
+    })
+}
+
+#[test]
+fn attention_agrees_with_float64() {
+    let mut random = Random::new(3);
+    for kernels in every_kernel() {
+        for (window, page_size, normed) in
+            [(None, 16, false), (None, 32, true), (Some(40), 16, false), (Some(7), 5, true)]
+        {
+            let mut norm = Norm::new(kernels.element, HEADS.head_dim, 1e-5);
+            let weight: Vec<f32> = (0..HEADS.head_dim).map(|_| bf16(random.normal())).collect();
+            norm.load(Source::F32(&weight)).unwrap();
+            let model = Model { heads: HEADS, window, page_size, norm: normed.then_some(norm) };
+            let sequences = [sequence(&mut random, HEADS, 300)];
+            let out = run(kernels, &model, &sequences, &alone(&sequences, 300), 1);
+            let out_words = (HEADS.num_heads * HEADS.head_dim).next_multiple_of(16)
+                / kernels.element.per_word();
+            let tolerance = if kernels.element == Element::Bf16 { 0.04 } else { 3e-5 };
+            for position in [0, 1, 15, 16, 63, 64, 100, 255, 256, 299] {
+                for head in 0..HEADS.num_heads {
+                    let expected = expected(&model, &sequences[0], position, head);
+                    for (dim, expected) in expected.iter().enumerate() {
+                        let words = &out[0][position * out_words..];
+                        let got = element(kernels, words, head * HEADS.head_dim + dim);
+                        assert!(
+                            (got - expected).abs() < tolerance,
+                            "{:?} {:?} position {position} head {head}: {got} {expected}",
+                            kernels.isa,
+                            kernels.element
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_batch_chunk_page_size_or_threads() {
+    let mut random = Random::new(5);
+    for kernels in every_kernel() {
+        for (window, head_dim) in [(None, 24), (Some(100), 16), (None, 64)] {
+            let heads = HeadShape { head_dim, ..HEADS };
+            let sequences: Vec<Sequence> =
+                [600, 1, 17, 320].map(|len| sequence(&mut random, heads, len)).into();
+            let model = |page_size| Model { heads, window, page_size, norm: None };
+            let reference = run(kernels, &model(16), &sequences, &alone(&sequences, 1000), 1);
+            let singly = run(kernels, &model(16), &sequences, &alone(&sequences, 1), 2);
+            assert!(reference == singly, "{:?} one token at a time", kernels.isa);
+            for (page_size, num_threads) in [(16, 1), (16, 2), (1, 1), (48, 2), (10, 1)] {
+                let steps = together(&sequences, &mut random);
+                let out = run(kernels, &model(page_size), &sequences, &steps, num_threads);
+                assert!(reference == out, "{:?} page size {page_size}", kernels.isa);
+            }
+        }
+    }
+}
+
+#[test]
+fn moved_pages_hold_the_leading_tokens() {
+    for element in [Element::Bf16, Element::F32] {
+        for page_size in [16, 32, 5] {
+            let spec =
+                KvSpec { num_layers: 2, num_kv_heads: 2, head_dim: 8, num_pages: 4, page_size };
+            let mut kv = KvPool::new(spec, element).unwrap();
+            let words = kv.layout.layer_words() * 2;
+            // SAFETY: the pool has two layers and nobody else uses it.
+            let all = unsafe { std::slice::from_raw_parts_mut(kv.layer(0), words) };
+            all.iter_mut().enumerate().for_each(|(i, word)| *word = i as u32);
+            let before = all.to_vec();
+            kv.move_page(1, 3, 3);
+            let layout = kv.layout;
+            let unit = if layout.is_grouped() { 16 } else { 1 };
+            let copied = 3_usize.next_multiple_of(unit) * 2 * layout.dim_words;
+            for layer in 0..2 {
+                for head in 0..2 {
+                    let base = layer * layout.layer_words();
+                    let from = base + layout.head_start(1, head);
+                    let to = base + layout.head_start(3, head);
+                    assert_eq!(all[to..to + copied], before[from..from + copied]);
+                    let end = to + layout.head_words();
+                    assert_eq!(all[to + copied..end], before[to + copied..end]);
+                }
+            }
+        }
+    }
+}

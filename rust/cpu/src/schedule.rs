@@ -1,0 +1,47 @@
+//! How operations are cut into tasks. Cuts never change a result, only who computes it.
+
+use std::ops::Range;
+
+use crate::kernels::Kernels;
+use crate::kernels::linear::{Epilogue, LinearTask};
+use crate::memory::Rows;
+use crate::pool::ThreadPool;
+use crate::weights::{PANEL, PackedLinear};
+
+/// Work of a task, in products: long enough to pay for its claim, short enough that a thread that
+/// loses its core holds up the others for some microseconds only.
+const TASK_PRODUCTS: usize = 1 << 17;
+/// Tasks per thread below which cuts are made smaller.
+const TASKS_PER_THREAD: usize = 6;
+/// Rows that one task takes at most: their operands should stay in cache beside a panel.
+const TASK_ROWS: usize = 192;
+
+/// Compute a linear for some rows.
+pub(crate) fn run_linear(
+    pool: &ThreadPool,
+    kernels: Kernels,
+    weight: &PackedLinear,
+    (input, epilogue): (Rows<u32>, Epilogue),
+    rows: Range<usize>,
+) {
+    let gated = matches!(epilogue, Epilogue::Gated(_));
+    let num_panels = weight.panels.len() / if gated { 2 } else { 1 };
+    let panel_products = PANEL * weight.in_features * if gated { 2 } else { 1 };
+    let height = rows.len().min(TASK_ROWS);
+    let wanted = TASK_PRODUCTS.div_ceil(panel_products * height.max(1));
+    let even = num_panels.div_ceil(TASKS_PER_THREAD * pool.num_threads());
+    let panels = wanted.min(even).max(1);
+    let across = num_panels.div_ceil(panels);
+    let down = rows.len().div_ceil(height.max(1));
+    pool.run(across * down, |task, _| {
+        let panel = task % across * panels;
+        let row = rows.start + task / across * height;
+        kernels.linear(&LinearTask {
+            input,
+            weight,
+            epilogue,
+            panels: panel..(panel + panels).min(num_panels),
+            rows: row..(row + height).min(rows.end),
+        });
+    });
+}
