@@ -15,6 +15,7 @@ use crate::pool::ThreadPool;
 pub(crate) struct AttendRow {
     pub(crate) tokens: Range<usize>, // flat
     pub(crate) computed_len: usize,
+    pub(crate) table: Vec<u32>, // pages of its positions
 }
 
 /// The items of one step for one shape of attention, shared by all layers that have it.
@@ -30,7 +31,7 @@ impl AttendPlan {
         let shared = heads.num_heads / heads.num_kv_heads;
         let most = (MAX_QUERIES / shared).max(1);
         let mut plan = AttendPlan { items: Vec::new(), merges: Vec::new(), num_partials: 0 };
-        for (table, row) in rows.iter().enumerate() {
+        for (index, row) in rows.iter().enumerate() {
             let kv_len = row.computed_len + row.tokens.len();
             for first_token in row.tokens.clone().step_by(most) {
                 let num_tokens = most.min(row.tokens.end - first_token);
@@ -38,7 +39,7 @@ impl AttendPlan {
                 let last = first_position + num_tokens - 1;
                 for kv_head in 0..heads.num_kv_heads {
                     plan.add(AttendItem {
-                        table,
+                        row: index,
                         kv_head,
                         first_token,
                         num_tokens,

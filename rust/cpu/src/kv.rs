@@ -142,6 +142,10 @@ impl KvPool {
         Ok(KvPool { layout, num_layers, words })
     }
 
+    pub(crate) fn num_layers(&self) -> usize {
+        self.num_layers
+    }
+
     pub(crate) fn num_bytes(&self) -> usize {
         4 * self.words.len()
     }

@@ -89,6 +89,12 @@ impl Region {
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
     }
 
+    /// The words as float32.
+    pub(crate) fn as_floats(&self) -> &[f32] {
+        // SAFETY: as above; every bit pattern is a float32.
+        unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.len()) }
+    }
+
     pub(crate) fn as_mut_slice(&mut self) -> &mut [u32] {
         // SAFETY: the range is ours alone and initialised; `&mut self` keeps all others away.
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.range.len()) }
@@ -161,8 +167,7 @@ impl<T> Rows<T> {
     }
 
     /// `num_rows` of these rows, from `first` on.
-    #[cfg(test)]
-    pub(crate) fn skip(self, first: usize, num_rows: usize) -> Rows<T> {
+    pub(crate) fn from_row(self, first: usize, num_rows: usize) -> Rows<T> {
         Rows { start: self.rows_from(first, num_rows), stride: self.stride, num_rows }
     }
 

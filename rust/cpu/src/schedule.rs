@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::kernels::Kernels;
 use crate::kernels::linear::{Epilogue, LinearTask};
+use crate::kernels::rows::RowsTask;
 use crate::memory::Rows;
 use crate::pool::ThreadPool;
 use crate::weights::{PANEL, PackedLinear};
@@ -43,5 +44,18 @@ pub(crate) fn run_linear(
             panels: panel..(panel + panels).min(num_panels),
             rows: row..(row + height).min(rows.end),
         });
+    });
+}
+
+/// Elements of a task of row-wise work.
+const TASK_ELEMENTS: usize = 1 << 13;
+
+/// Compute row-wise work, sharing it where it is much.
+pub(crate) fn run_rows(pool: &ThreadPool, kernels: Kernels, task: &RowsTask<'_>) {
+    let rows = task.rows.clone();
+    let height = (TASK_ELEMENTS / task.width.max(1)).max(1);
+    pool.run(rows.len().div_ceil(height), |index, _| {
+        let start = rows.start + index * height;
+        kernels.rows(&RowsTask { rows: start..(start + height).min(rows.end), ..*task });
     });
 }

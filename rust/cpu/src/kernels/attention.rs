@@ -11,6 +11,7 @@
 use std::ops::Range;
 
 use super::rotate::{HeadShape, Layer, put_lane};
+use crate::attention_step::AttendRow;
 use crate::kv::{KvLayout, MAX_HEAD_DIM};
 use crate::memory::Rows;
 use crate::simd::{Kernel, LANES, Simd, Vector, exp};
@@ -35,14 +36,13 @@ pub(crate) struct AttendContext<'a> {
     pub(crate) queries: Rows<u32>, // [tokens][heads][padded_dim] elements
     pub(crate) output: Rows<u32>,  // [tokens][heads * head_dim] elements
     pub(crate) partials: Rows<f32>, // [partial queries][padded_dim + PARTIAL_EXTRA]
-    pub(crate) page_tables: &'a [u32],
-    pub(crate) table_len: usize,
+    pub(crate) rows: &'a [AttendRow],
 }
 
 /// Consecutive tokens of one row, one kv head, some splits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AttendItem {
-    pub(crate) table: usize, // row of `page_tables`
+    pub(crate) row: usize, // of the step
     pub(crate) kv_head: usize,
     pub(crate) first_token: usize, // flat
     pub(crate) num_tokens: usize,
@@ -198,7 +198,7 @@ fn gather_tile<K: Kernel>(work: &Work<'_>, start: usize, copies: &mut [u32]) -> 
     let context = work.context;
     let layout = context.layout;
     let (item, group_words) = (work.item, layout.group_words());
-    let table = &context.page_tables[item.table * context.table_len..][..context.table_len];
+    let table = &context.rows[item.row].table;
     let mut tile = Tile { start, keys: [std::ptr::null(); 4], values: [std::ptr::null(); 4] };
     for index in 0..4 {
         let position = start + index * LANES;

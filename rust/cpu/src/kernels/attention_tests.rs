@@ -77,12 +77,11 @@ fn run(
     for step in steps {
         let num_tokens: usize = step.iter().map(|&(_, count)| count).sum();
         let mut qkv = Region::new(num_tokens * width);
-        let (mut rows, mut tables, mut positions, mut token_pages) =
-            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut rows, mut positions, mut token_pages) = (Vec::new(), Vec::new(), Vec::new());
         let mut flat = 0;
         for &(s, count) in step {
-            tables.extend_from_slice(&pages[s * table_len..(s + 1) * table_len]);
-            rows.push(AttendRow { tokens: flat..flat + count, computed_len: computed[s] });
+            let table = pages[s * table_len..(s + 1) * table_len].to_vec();
+            rows.push(AttendRow { tokens: flat..flat + count, computed_len: computed[s], table });
             for position in computed[s]..computed[s] + count {
                 let from = &sequences[s].qkv[position * width..(position + 1) * width];
                 let to = &mut qkv.as_mut_slice()[flat * width..(flat + 1) * width];
@@ -121,8 +120,7 @@ fn run(
             queries: query_rows,
             output: output.rows(out_words),
             partials: partials.rows(stride),
-            page_tables: &tables,
-            table_len,
+            rows: &rows,
         };
         plan.run(&pool, kernels, &context, &scratch);
         for (row, &(s, count)) in rows.iter().zip(step) {

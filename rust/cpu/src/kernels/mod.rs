@@ -8,6 +8,7 @@ pub(crate) mod linear;
 mod linear_tests;
 pub(crate) mod rotate;
 pub(crate) mod rows;
+pub(crate) mod scan;
 mod table;
 
 pub(crate) use table::Kernels;

@@ -8,7 +8,7 @@ use crate::simd::{Kernel, LANES, Simd, load_prefix};
 use crate::weights::{Norm, Rotary};
 
 /// Sizes of one layer's attention.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HeadShape {
     pub(crate) num_heads: usize,
     pub(crate) num_kv_heads: usize,

@@ -5,6 +5,7 @@ use super::attention::{AttendContext, AttendItem, Scratch};
 use super::linear::LinearTask;
 use super::rotate::RotateTask;
 use super::rows::{EmbedTask, FiniteTask, RowsTask};
+use super::scan::{Extent, NoiseTask};
 use crate::isa::Isa;
 use crate::simd::{Kernel, Portable, PortableBf16};
 use crate::weights::Element;
@@ -25,6 +26,11 @@ pub(crate) struct Kernels {
     rotate: unsafe fn(&RotateTask<'_>),
     attend: AttendFunction,
     merge: AttendFunction,
+    extent: unsafe fn(&[f32], usize) -> Extent,
+    exp_sum: unsafe fn(&[f32], f32) -> f32,
+    scale: unsafe fn(&mut [f32], f32, f32),
+    sum_of_exp: unsafe fn(&[f32]) -> f64,
+    noisy_best: unsafe fn(&NoiseTask<'_>) -> u32,
 }
 
 type AttendFunction = unsafe fn(&AttendContext<'_>, &AttendItem, &mut Scratch);
@@ -66,6 +72,26 @@ macro_rules! table {
             unsafe fn merge(context: &AttendContext<'_>, item: &AttendItem, scratch: &mut Scratch) {
                 crate::kernels::attention::merge_partials($kernel, context, item, scratch);
             }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn extent(row: &[f32], first: usize) -> Extent {
+                crate::kernels::scan::extent($kernel, row, first)
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn exp_sum(row: &[f32], highest: f32) -> f32 {
+                crate::kernels::scan::exp_sum($kernel, row, highest)
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn scale(row: &mut [f32], highest: f32, temperature: f32) {
+                crate::kernels::scan::scale(row, highest, temperature);
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn sum_of_exp(row: &[f32]) -> f64 {
+                crate::kernels::scan::sum_of_exp(row)
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn noisy_best(task: &NoiseTask<'_>) -> u32 {
+                crate::kernels::scan::noisy_best($kernel, task)
+            }
             pub(super) const TABLE: Kernels = Kernels {
                 isa: $isa,
                 element: $element,
@@ -77,6 +103,11 @@ macro_rules! table {
                 rotate,
                 attend,
                 merge,
+                extent,
+                exp_sum,
+                scale,
+                sum_of_exp,
+                noisy_best,
             };
         }
     };
@@ -184,5 +215,30 @@ impl Kernels {
     ) {
         // SAFETY: `new` has checked the instructions.
         unsafe { (self.merge)(context, item, scratch) };
+    }
+
+    pub(crate) fn extent(self, row: &[f32], first: usize) -> Extent {
+        // SAFETY: `new` has checked the instructions.
+        unsafe { (self.extent)(row, first) }
+    }
+
+    pub(crate) fn exp_sum(self, row: &[f32], highest: f32) -> f32 {
+        // SAFETY: `new` has checked the instructions.
+        unsafe { (self.exp_sum)(row, highest) }
+    }
+
+    pub(crate) fn scale(self, row: &mut [f32], highest: f32, temperature: f32) {
+        // SAFETY: `new` has checked the instructions.
+        unsafe { (self.scale)(row, highest, temperature) };
+    }
+
+    pub(crate) fn sum_of_exp(self, row: &[f32]) -> f64 {
+        // SAFETY: `new` has checked the instructions.
+        unsafe { (self.sum_of_exp)(row) }
+    }
+
+    pub(crate) fn noisy_best(self, task: &NoiseTask<'_>) -> u32 {
+        // SAFETY: `new` has checked the instructions.
+        unsafe { (self.noisy_best)(task) }
     }
 }

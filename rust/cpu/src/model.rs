@@ -1,0 +1,111 @@
+//! A model's weights by number, in the order in which they were added.
+
+use crate::error::CpuError;
+use crate::isa::Isa;
+use crate::kernels::Kernels;
+use crate::memory::Slabs;
+use crate::pool::ThreadPool;
+use crate::weights::{Element, Embedding, Norm, PackedLinear, Rotary};
+
+/// Weights of one model, and the threads and kernels that compute with them.
+///
+/// Weights start as zeros and may be loaded at any time.
+pub struct Weights {
+    pub(crate) pool: ThreadPool,
+    pub(crate) kernels: Kernels,
+    slabs: Slabs,
+    pub(crate) embeddings: Vec<Embedding>,
+    pub(crate) norms: Vec<Norm>,
+    pub(crate) linears: Vec<PackedLinear>,
+    pub(crate) rotaries: Vec<Rotary>,
+}
+
+impl Weights {
+    /// No weights yet.
+    ///
+    /// # Panics
+    /// If the processor lacks the instruction set.
+    pub fn new(isa: Isa, element: Element, num_threads: usize) -> Weights {
+        Weights {
+            pool: ThreadPool::new(num_threads),
+            kernels: Kernels::new(isa, element),
+            slabs: Slabs::new(),
+            embeddings: Vec::new(),
+            norms: Vec::new(),
+            linears: Vec::new(),
+            rotaries: Vec::new(),
+        }
+    }
+
+    /// What the kernels are compiled for.
+    pub fn isa(&self) -> Isa {
+        self.kernels.isa
+    }
+
+    /// Threads that compute, the caller's included.
+    pub fn num_threads(&self) -> usize {
+        self.pool.num_threads()
+    }
+
+    /// Add a token embedding; its number.
+    pub fn add_embedding(&mut self, num_rows: usize, width: usize) -> usize {
+        let element = self.kernels.element;
+        self.embeddings.push(Embedding::new(&self.slabs, element, num_rows, width));
+        self.embeddings.len() - 1
+    }
+
+    /// Add an RMS norm; its number.
+    pub fn add_norm(&mut self, width: usize, epsilon: f32) -> usize {
+        self.norms.push(Norm::new(self.kernels.element, width, epsilon));
+        self.norms.len() - 1
+    }
+
+    /// Add a linear whose parts have these many outputs; its number.
+    pub fn add_linear(&mut self, in_features: usize, parts: &[usize], has_bias: bool) -> usize {
+        let element = self.kernels.element;
+        self.linears.push(PackedLinear::new(&self.slabs, element, in_features, parts, has_bias));
+        self.linears.len() - 1
+    }
+
+    /// Add tables of cos and sin, `[positions, half]`; their number.
+    ///
+    /// # Errors
+    /// The tables do not fit each other.
+    pub fn add_rotary(
+        &mut self,
+        half: usize,
+        cos: Vec<f32>,
+        sin: Vec<f32>,
+    ) -> Result<usize, CpuError> {
+        self.rotaries.push(Rotary::new(half, cos, sin)?);
+        Ok(self.rotaries.len() - 1)
+    }
+
+    /// An embedding, to be loaded or measured.
+    ///
+    /// # Errors
+    /// There is none of this number.
+    pub fn embedding(&mut self, index: usize) -> Result<&mut Embedding, CpuError> {
+        self.embeddings.get_mut(index).ok_or_else(|| missing("embedding", index))
+    }
+
+    /// A norm, to be loaded or measured.
+    ///
+    /// # Errors
+    /// There is none of this number.
+    pub fn norm(&mut self, index: usize) -> Result<&mut Norm, CpuError> {
+        self.norms.get_mut(index).ok_or_else(|| missing("norm", index))
+    }
+
+    /// A linear, to be loaded or measured.
+    ///
+    /// # Errors
+    /// There is none of this number.
+    pub fn linear(&mut self, index: usize) -> Result<&mut PackedLinear, CpuError> {
+        self.linears.get_mut(index).ok_or_else(|| missing("linear", index))
+    }
+}
+
+pub(crate) fn missing(what: &str, index: usize) -> CpuError {
+    CpuError::invalid(format!("there is no {what} {index}"))
+}

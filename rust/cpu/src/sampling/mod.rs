@@ -1,0 +1,11 @@
+//! Drawing tokens and computing log-probs, by the reference backend's rules.
+
+mod draw;
+mod logprobs;
+mod philox;
+mod slots;
+
+pub(crate) use draw::{Drawn, Selection, draw};
+pub(crate) use logprobs::top;
+pub(crate) use philox::{BLOCKS, gumbel, philox};
+pub(crate) use slots::{SlotSampling, SlotStates};
