@@ -2,6 +2,7 @@
 
 mod buffers;
 mod core;
+mod cpu;
 mod error;
 
 /// The extension module.
@@ -9,6 +10,8 @@ mod error;
 mod _core {
     #[pymodule_export]
     use crate::core::Core;
+    #[pymodule_export]
+    use crate::cpu::{CpuLinearBench, CpuModel, cpu_isas};
     #[pymodule_export]
     use crate::error::{CoreError, IntegrityError};
 

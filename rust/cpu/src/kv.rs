@@ -101,13 +101,7 @@ impl KvLayout {
         self.head_start(page, head) + offset * 2 * self.dim_words
     }
 
-    /// Element of dimension `dim` of token `lane`'s keys, counted from the start of their group.
-    #[inline(always)]
-    pub(crate) fn key_element(self, lane: usize, dim: usize) -> usize {
-        (dim / self.per_word * LANES + lane) * self.per_word + dim % self.per_word
-    }
-
-    /// The same of its values, counted from the start of the group's values.
+    /// Element of dimension `dim` of token `lane`'s values, counted from the start of the group's.
     #[inline(always)]
     pub(crate) fn value_element(self, lane: usize, dim: usize) -> usize {
         (lane / self.per_word * self.padded_dim + dim) * self.per_word + lane % self.per_word

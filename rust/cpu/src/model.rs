@@ -5,7 +5,7 @@ use crate::isa::Isa;
 use crate::kernels::Kernels;
 use crate::memory::Slabs;
 use crate::pool::ThreadPool;
-use crate::weights::{Element, Embedding, Norm, PackedLinear, Rotary};
+use crate::weights::{Element, Embedding, Norm, PackedLinear, Rotary, floats};
 
 /// Weights of one model, and the threads and kernels that compute with them.
 ///
@@ -67,17 +67,12 @@ impl Weights {
         self.linears.len() - 1
     }
 
-    /// Add tables of cos and sin, `[positions, half]`; their number.
+    /// Add tables of cos and sin, `[positions, half]` float32, little-endian; their number.
     ///
     /// # Errors
     /// The tables do not fit each other.
-    pub fn add_rotary(
-        &mut self,
-        half: usize,
-        cos: Vec<f32>,
-        sin: Vec<f32>,
-    ) -> Result<usize, CpuError> {
-        self.rotaries.push(Rotary::new(half, cos, sin)?);
+    pub fn add_rotary(&mut self, half: usize, cos: &[u8], sin: &[u8]) -> Result<usize, CpuError> {
+        self.rotaries.push(Rotary::new(half, floats(cos), floats(sin))?);
         Ok(self.rotaries.len() - 1)
     }
 

@@ -11,8 +11,7 @@ const RESULT_HEADER_BYTES: usize = 256;
 const NUM_SECTIONS: usize = 29;
 const NUM_RESULT_SECTIONS: usize = 8;
 
-/// 32-bit words that a reader needs before it knows a block's size.
-pub const HEADER_WORDS: usize = PLAN_HEADER_BYTES / 4;
+const HEADER_WORDS: usize = PLAN_HEADER_BYTES / 4;
 
 /// Number and record width (in 32-bit words) of the plan's sections, in their order.
 macro_rules! sections {
@@ -82,15 +81,31 @@ fn long(words: &[u32], index: usize) -> u64 {
     u64::from(words[2 * index]) | u64::from(words[2 * index + 1]) << 32
 }
 
-/// Words of the plan whose header is given.
+/// Little-endian words.
+pub(crate) fn le_words(bytes: &[u8]) -> Vec<u32> {
+    let (words, _) = bytes.as_chunks::<4>();
+    words.iter().map(|&word| u32::from_le_bytes(word)).collect()
+}
+
+/// The words of the block at the start of an arena.
 ///
 /// # Errors
-/// It is no plan of this layout version.
-pub fn plan_words(header: &[u32]) -> Result<usize, CpuError> {
-    if header.len() < HEADER_WORDS || long(header, 0) != PLAN_MAGIC || long(header, 1) != VERSION {
+/// It is no plan of this layout version, or cut off.
+pub(crate) fn plan_words(arena: &[u8]) -> Result<Vec<u32>, CpuError> {
+    let header = le_words(&arena[..arena.len().min(PLAN_HEADER_BYTES)]);
+    check_header(&header)?;
+    let total = long(&header, 4) as usize;
+    if total > arena.len() || total < PLAN_HEADER_BYTES {
+        return Err(CpuError::invalid("the plan is cut off"));
+    }
+    Ok(le_words(&arena[..total]))
+}
+
+fn check_header(words: &[u32]) -> Result<(), CpuError> {
+    if words.len() < HEADER_WORDS || long(words, 0) != PLAN_MAGIC || long(words, 1) != VERSION {
         return Err(CpuError::invalid(format!("not a plan of layout version {VERSION}")));
     }
-    Ok(long(header, 4) as usize / 4)
+    Ok(())
 }
 
 impl<'a> Plan<'a> {
@@ -99,9 +114,7 @@ impl<'a> Plan<'a> {
     /// # Errors
     /// It is malformed.
     pub(crate) fn new(words: &'a [u32]) -> Result<Plan<'a>, CpuError> {
-        if plan_words(words)? > words.len() {
-            return Err(CpuError::invalid("the plan is cut off"));
-        }
+        check_header(words)?;
         let mut ranges = [(0, 0); NUM_SECTIONS];
         for (index, range) in ranges.iter_mut().enumerate() {
             let start = long(words, SECTION_TABLE_WORD + 2 * index) as usize / 4;
@@ -271,13 +284,20 @@ mod tests {
         assert!(Plan::new(&words).is_err());
         let good = build_plan(7, &[]);
         assert!(Plan::new(&good).is_ok());
-        assert!(Plan::new(&good[..good.len() - 2]).is_ok() == (good.len() == HEADER_WORDS));
-        for index in [0, 2, 8, 17, 18, 19] {
+        let arena = |words: &[u32]| -> Vec<u8> {
+            words.iter().flat_map(|word| word.to_le_bytes()).collect()
+        };
+        assert_eq!(plan_words(&arena(&good)).unwrap(), good);
+        assert!(plan_words(&arena(&good)[..1000]).is_err());
+        for index in [0, 2, 8] {
             let mut bad = good.clone();
             bad[index] ^= 0x7fff_ff00;
             bad[index + 1] ^= 0x7fff_ffff;
-            assert!(Plan::new(&bad).is_err(), "word {index}");
+            assert!(plan_words(&arena(&bad)).is_err(), "word {index}");
         }
+        let mut bad = good;
+        bad[18] ^= 0x7fff_ff00;
+        assert!(Plan::new(&bad).is_err());
     }
 
     #[test]

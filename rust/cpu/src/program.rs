@@ -17,7 +17,7 @@ use crate::simd::LANES;
 
 /// What a buffer holds per token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Buffer {
+pub(crate) enum Buffer {
     /// float32 values.
     Wide(usize),
     /// Elements, rounded to the model's type, ready to be multiplied.
@@ -26,7 +26,7 @@ pub enum Buffer {
 
 /// What becomes of a linear's product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Output {
+pub(crate) enum Output {
     /// Stored in a wide buffer.
     Store(usize),
     /// Added to a wide buffer.
@@ -37,30 +37,30 @@ pub enum Output {
 
 /// One layer's attention.
 #[derive(Clone, Copy, Debug)]
-pub struct Attend {
+pub(crate) struct Attend {
     /// Wide buffer of `[query | key | value]`.
-    pub qkv: usize,
+    pub(crate) qkv: usize,
     /// Operand buffer of the result.
-    pub to: usize,
+    pub(crate) to: usize,
     /// Layer of the KV pool.
-    pub layer: usize,
+    pub(crate) layer: usize,
     /// Heads of queries.
-    pub num_heads: usize,
+    pub(crate) num_heads: usize,
     /// Heads of keys and values.
-    pub num_kv_heads: usize,
+    pub(crate) num_kv_heads: usize,
     /// Elements of a head.
-    pub head_dim: usize,
+    pub(crate) head_dim: usize,
     /// Keys that a query sees, itself included; None: all.
-    pub window: Option<usize>,
+    pub(crate) window: Option<usize>,
     /// Rotary tables.
-    pub rotary: usize,
+    pub(crate) rotary: usize,
     /// Norms of queries and keys.
-    pub norms: Option<(usize, usize)>,
+    pub(crate) norms: Option<(usize, usize)>,
 }
 
 /// One operation. Numbers are those of weights and buffers.
 #[derive(Clone, Copy, Debug)]
-pub enum Operation {
+pub(crate) enum Operation {
     /// Look up the tokens.
     Embed {
         /// Embedding.
@@ -106,13 +106,13 @@ pub enum Operation {
 
 /// Where the logits come from.
 #[derive(Clone, Copy, Debug)]
-pub struct Head {
+pub(crate) struct Head {
     /// Wide buffer of the final hidden states.
-    pub hidden: usize,
+    pub(crate) hidden: usize,
     /// Norm before the head.
-    pub norm: usize,
+    pub(crate) norm: usize,
     /// Linear over the vocabulary.
-    pub head: usize,
+    pub(crate) head: usize,
 }
 
 /// A step's tokens, as the operations need them.

@@ -7,8 +7,9 @@ use crate::error::CpuError;
 use crate::kv::{KvPool, KvSpec};
 use crate::memory::Region;
 use crate::model::Weights;
-use crate::plan::{Plan, StepResult};
-use crate::program::{Buffer, Head, Operation, Program, StepTokens, num_positions};
+use crate::plan::{Plan, StepResult, le_words, plan_words};
+use crate::program::{Program, StepTokens, num_positions};
+use crate::recording::Recording;
 use crate::sample_step::{LogitScratch, Sampler};
 use crate::sampling::SlotStates;
 use crate::simd::LANES;
@@ -30,7 +31,7 @@ pub struct SessionSizes {
 
 /// Between the two halves of a step.
 struct Pending {
-    step: u64,
+    block: Vec<u32>,
     row_errors: Vec<u32>,
     logit_rows: Vec<u32>,
 }
@@ -59,25 +60,17 @@ impl Session {
     pub fn new(
         weights: Weights,
         sizes: SessionSizes,
-        buffers: Vec<Buffer>,
-        operations: Vec<Operation>,
-        head: Head,
-    ) -> Result<Session, (Weights, CpuError)> {
-        let kv = match KvPool::new(sizes.kv, weights.kernels.element) {
-            Ok(kv) => kv,
-            Err(error) => return Err((weights, error)),
-        };
-        let program = match Program::new(&weights, &kv, buffers, operations, head) {
-            Ok(program) => program,
-            Err(error) => return Err((weights, error)),
-        };
+        recording: &Recording,
+    ) -> Result<Session, CpuError> {
+        let (buffers, operations, head) = recording.parse()?;
+        let kv = KvPool::new(sizes.kv, weights.kernels.element)?;
+        let program = Program::new(&weights, &kv, buffers, operations, head)?;
         if num_positions(&weights) < sizes.max_context_len {
-            let error = CpuError::invalid(format!(
+            return Err(CpuError::invalid(format!(
                 "rotary tables have {} positions, max_context_len is {}",
                 num_positions(&weights),
                 sizes.max_context_len
-            ));
-            return Err((weights, error));
+            )));
         }
         let table_len = sizes.max_context_len.div_ceil(sizes.kv.page_size);
         Ok(Session {
@@ -115,8 +108,9 @@ impl Session {
     ///
     /// # Errors
     /// The plan is malformed or contradicts the session's sizes. Nothing has changed then.
-    pub fn forward(&mut self, block: &[u32]) -> Result<(), CpuError> {
-        let plan = Plan::new(block)?;
+    pub fn forward(&mut self, arena: &[u8]) -> Result<(), CpuError> {
+        let block = plan_words(arena)?;
+        let plan = Plan::new(&block)?;
         self.check(&plan)
             .map_err(|error| CpuError::invalid(format!("step {}: {error}", plan.step)))?;
         self.states.update(&plan);
@@ -144,7 +138,7 @@ impl Session {
         let row_of =
             |token: u32| step.rows.partition_point(|row| row.tokens.end <= token as usize) as u32;
         let logit_rows = tokens.iter().map(|&token| row_of(token)).collect();
-        self.pending = Some(Pending { step: plan.step, row_errors, logit_rows });
+        self.pending = Some(Pending { block, row_errors, logit_rows });
         Ok(())
     }
 
@@ -153,30 +147,27 @@ impl Session {
         width.next_multiple_of(LANES) / self.weights.kernels.element.per_word()
     }
 
-    /// Draw the plan's tokens and encode the step's result.
+    /// Draw the tokens of the plan that `forward` took last, and encode the step's result.
     ///
     /// # Errors
-    /// `forward` did not take this plan last, a slot is not open, or a grammar's mask is missing. No
-    /// slot has changed then.
-    pub fn sample(&mut self, block: &[u32], masks: Option<&[u32]>) -> Result<Vec<u8>, CpuError> {
-        let plan = Plan::new(block)?;
-        let step = plan.step;
-        let Some(pending) = self.pending.as_ref().filter(|pending| pending.step == step) else {
-            return Err(CpuError::invalid(format!(
-                "step {step} is to be sampled before its forward pass"
-            )));
-        };
-        let num_logits = plan.logit_tokens().len();
-        if pending.logit_rows.len() != num_logits {
-            return Err(CpuError::invalid(format!("step {step} is sampled with another plan")));
+    /// The plan has another step id, a slot is not open, or a grammar's mask is missing. No slot has
+    /// changed then.
+    pub fn sample(&mut self, step: u64, masks: Option<&[u8]>) -> Result<Vec<u8>, CpuError> {
+        let unknown =
+            || CpuError::invalid(format!("step {step} is to be sampled before its forward pass"));
+        let pending = self.pending.as_ref().ok_or_else(unknown)?;
+        let plan = Plan::new(&pending.block)?;
+        if plan.step != step {
+            return Err(unknown());
         }
         let stride = self.logit_stride();
+        let masks = masks.map(le_words);
         let sampler = Sampler {
             weights: &self.weights,
             head: &self.weights.linears[self.program.head.head],
             states: &self.states,
             plan: &plan,
-            masks,
+            masks: masks.as_deref(),
             vocab_size: self.vocab_size,
         };
         sampler.check()?;

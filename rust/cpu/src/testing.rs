@@ -34,6 +34,10 @@ pub(crate) fn bf16(x: f32) -> f32 {
     f32::from_bits(u32::from(bf16_from_f32(x)) << 16)
 }
 
+pub(crate) fn bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
 /// The kernels that this processor can run; those that it cannot are named on stderr.
 pub(crate) fn every_kernel() -> Vec<Kernels> {
     let (available, missing): (Vec<Isa>, Vec<Isa>) =

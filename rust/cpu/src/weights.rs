@@ -29,36 +29,64 @@ impl Element {
     }
 }
 
-/// Elements of a checkpoint tensor, as stored.
+/// Bytes of a checkpoint tensor's elements, little-endian.
 #[derive(Clone, Copy)]
-pub enum Source<'a> {
-    /// bfloat16 bits.
-    Bf16(&'a [u16]),
-    /// float32.
-    F32(&'a [f32]),
+pub struct Source<'a> {
+    element: Element,
+    bytes: &'a [u8],
 }
 
-impl Source<'_> {
-    fn len(self) -> usize {
-        match self {
-            Source::Bf16(values) => values.len(),
-            Source::F32(values) => values.len(),
-        }
+impl<'a> Source<'a> {
+    /// Elements of a type.
+    pub fn new(element: Element, bytes: &'a [u8]) -> Source<'a> {
+        Source { element, bytes }
+    }
+
+    fn element_bytes(self) -> usize {
+        4 / self.element.per_word()
     }
 
     fn get(self, index: usize) -> f32 {
-        match self {
-            Source::Bf16(values) => f32::from_bits(u32::from(values[index]) << 16),
-            Source::F32(values) => values[index],
+        let at = index * self.element_bytes();
+        match self.element {
+            Element::Bf16 => {
+                let bits = u16::from_le_bytes([self.bytes[at], self.bytes[at + 1]]);
+                f32::from_bits(u32::from(bits) << 16)
+            }
+            Element::F32 => f32::from_bits(self.word(at)),
         }
     }
 
+    fn word(self, at: usize) -> u32 {
+        let bytes = &self.bytes[at..at + 4];
+        u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+    }
+
+    /// The word of `count` elements from `index` on, in a type.
+    fn packed(self, element: Element, index: usize, count: usize) -> u32 {
+        if element == self.element && count == element.per_word() {
+            return self.word(index * self.element_bytes());
+        }
+        let mut row = [0_u32];
+        for slot in 0..count {
+            set_element(element, &mut row, slot, self.get(index + slot));
+        }
+        row[0]
+    }
+
     fn check(self, expected: usize) -> Result<(), CpuError> {
-        if self.len() == expected {
+        let bytes = expected * self.element_bytes();
+        if self.bytes.len() == bytes {
             return Ok(());
         }
-        Err(CpuError::invalid(format!("a tensor has {} elements, not {expected}", self.len())))
+        Err(CpuError::invalid(format!("a tensor has {} bytes, not {bytes}", self.bytes.len())))
     }
+}
+
+/// float32 values of little-endian bytes.
+pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {
+    let source = Source::new(Element::F32, bytes);
+    (0..bytes.len() / 4).map(|index| source.get(index)).collect()
 }
 
 /// Put `value` at `index` of a row of elements.
@@ -161,12 +189,9 @@ impl PackedLinear {
             let first = index * PANEL * self.in_features;
             for (word, columns) in panel.chunks_exact_mut(PANEL).enumerate() {
                 for (column, packed) in columns.iter_mut().enumerate().take(width) {
-                    let mut row = [0_u32];
-                    for slot in 0..per_word.min(self.in_features - word * per_word) {
-                        let at = first + column * self.in_features + word * per_word + slot;
-                        set_element(self.element, &mut row, slot, source.get(at));
-                    }
-                    *packed = row[0];
+                    let count = per_word.min(self.in_features - word * per_word);
+                    let at = first + column * self.in_features + word * per_word;
+                    *packed = source.packed(self.element, at, count);
                 }
             }
         }

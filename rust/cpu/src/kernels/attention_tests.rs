@@ -9,7 +9,7 @@ use crate::kernels::rotate::{HeadShape, Layer, RotateTask};
 use crate::kv::{KvPool, KvSpec};
 use crate::memory::Region;
 use crate::pool::ThreadPool;
-use crate::testing::{Random, bf16, every_kernel};
+use crate::testing::{Random, bf16, bytes, every_kernel};
 use crate::weights::{Element, Norm, Rotary, Source};
 
 struct Model {
@@ -222,7 +222,7 @@ fn attention_agrees_with_float64() {
         {
             let mut norm = Norm::new(kernels.element, HEADS.head_dim, 1e-5);
             let weight: Vec<f32> = (0..HEADS.head_dim).map(|_| bf16(random.normal())).collect();
-            norm.load(Source::F32(&weight)).unwrap();
+            norm.load(Source::new(Element::F32, &bytes(&weight))).unwrap();
             let model = Model { heads: HEADS, window, page_size, norm: normed.then_some(norm) };
             let sequences = [sequence(&mut random, HEADS, 300)];
             let out = run(kernels, &model, &sequences, &alone(&sequences, 300), 1);

@@ -4,7 +4,7 @@ use crate::kernels::Kernels;
 use crate::kernels::linear::{Epilogue, LinearTask};
 use crate::kernels::rows::{RowChange, RowsTask};
 use crate::memory::{Region, Slabs};
-use crate::testing::{Random, bf16, every_kernel};
+use crate::testing::{Random, bf16, bytes, every_kernel};
 use crate::weights::{Element, PANEL, PackedLinear, Source};
 
 struct Case {
@@ -28,8 +28,10 @@ fn case(kernels: Kernels, k: usize, parts: &[usize], num_rows: usize) -> Case {
     let mut start = 0;
     for (part, &width) in parts.iter().enumerate() {
         let rows = &weight_values[start * k..(start + width) * k];
-        weight.load_weight(part, Source::F32(rows)).unwrap();
-        weight.load_bias(part, Source::F32(&bias[start..start + width])).unwrap();
+        weight.load_weight(part, Source::new(Element::F32, &bytes(rows))).unwrap();
+        weight
+            .load_bias(part, Source::new(Element::F32, &bytes(&bias[start..start + width])))
+            .unwrap();
         start += width;
     }
     let mut wide = Region::new(num_rows * k);

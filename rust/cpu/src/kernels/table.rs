@@ -7,7 +7,7 @@ use super::rotate::RotateTask;
 use super::rows::{EmbedTask, FiniteTask, RowsTask};
 use super::scan::{Extent, NoiseTask};
 use crate::isa::Isa;
-use crate::simd::{Kernel, Portable, PortableBf16};
+use crate::simd::{Portable, PortableBf16};
 use crate::weights::Element;
 
 /// The kernels of one instruction set and element type.

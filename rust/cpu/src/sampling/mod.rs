@@ -8,4 +8,4 @@ mod slots;
 pub(crate) use draw::{Drawn, Selection, draw};
 pub(crate) use logprobs::top;
 pub(crate) use philox::{BLOCKS, gumbel, philox};
-pub(crate) use slots::{SlotSampling, SlotStates};
+pub(crate) use slots::SlotStates;

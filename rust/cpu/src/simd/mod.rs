@@ -89,9 +89,3 @@ pub(crate) trait Kernel: Copy {
 
 /// The float32 vector of a kernel.
 pub(crate) type Vector<K> = <<K as Kernel>::S as Simd>::F;
-
-/// Words that hold `elements` elements.
-#[inline(always)]
-pub(crate) const fn words<K: Kernel>(elements: usize) -> usize {
-    elements.div_ceil(K::PER_WORD)
-}

@@ -1,0 +1,248 @@
+//! `CpuModel`: weights, and then a recorded program, of the CPU kernels behind one lock.
+
+use std::sync::{Mutex, MutexGuard};
+
+use cpu::measure::LinearBench;
+use cpu::{
+    CpuError, Element, Isa, KvSpec, Record, Recording, Session, SessionSizes, Source, ThreadPool,
+    Weights,
+};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::buffers;
+
+/// What a model is at the moment.
+enum State {
+    Building(Weights),
+    Running(Session),
+    /// Its program was refused.
+    Unusable,
+}
+
+impl State {
+    fn weights(&mut self) -> Result<&mut Weights, CpuError> {
+        match self {
+            State::Building(weights) => Ok(weights),
+            State::Running(session) => Ok(session.weights()),
+            State::Unusable => Err(CpuError::Invalid("the model's program was refused".into())),
+        }
+    }
+
+    fn session(&mut self) -> Result<&mut Session, CpuError> {
+        match self {
+            State::Running(session) => Ok(session),
+            _ => Err(CpuError::Invalid("the model has no program yet".into())),
+        }
+    }
+}
+
+/// A model on the CPU. `_core.pyi` documents it.
+#[pyclass(frozen, module = "trunkline._core")]
+pub(crate) struct CpuModel(Mutex<State>, Element);
+
+fn python(error: CpuError) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
+
+fn element(dtype: &str) -> PyResult<Element> {
+    match dtype {
+        "bfloat16" => Ok(Element::Bf16),
+        "float32" => Ok(Element::F32),
+        _ => Err(PyValueError::new_err(format!(
+            "the CPU kernels do not compute in {dtype}; use bfloat16 or float32"
+        ))),
+    }
+}
+
+fn isa(name: Option<&str>) -> PyResult<Isa> {
+    name.map_or_else(|| Ok(Isa::best()), |name| name.parse().map_err(python))
+}
+
+impl CpuModel {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().expect("the model is unusable: it panicked in an earlier call")
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&mut Weights) -> Result<T, CpuError>) -> PyResult<T> {
+        self.lock().weights().and_then(work).map_err(python)
+    }
+
+    fn load(
+        &self,
+        tensor: &Bound<'_, PyAny>,
+        work: impl FnOnce(&mut Weights, Source<'_>) -> Result<(), CpuError> + Send,
+    ) -> PyResult<()> {
+        buffers::read(tensor, |bytes| {
+            self.lock().weights().and_then(|weights| work(weights, Source::new(self.1, bytes)))
+        })?
+        .map_err(python)
+    }
+}
+
+#[pymethods]
+impl CpuModel {
+    #[new]
+    #[pyo3(signature = (dtype, isa=None, num_threads=None))]
+    fn new(dtype: &str, isa: Option<&str>, num_threads: Option<usize>) -> PyResult<Self> {
+        let (element, isa) = (element(dtype)?, self::isa(isa)?);
+        let num_threads = num_threads.unwrap_or_else(ThreadPool::available_threads);
+        Ok(Self(Mutex::new(State::Building(Weights::new(isa, element, num_threads))), element))
+    }
+
+    #[getter]
+    fn isa(&self) -> PyResult<String> {
+        self.with(|weights| Ok(weights.isa().to_string()))
+    }
+
+    #[getter]
+    fn num_threads(&self) -> PyResult<usize> {
+        self.with(|weights| Ok(weights.num_threads()))
+    }
+
+    fn add_embedding(&self, num_rows: usize, width: usize) -> PyResult<usize> {
+        self.with(|weights| Ok(weights.add_embedding(num_rows, width)))
+    }
+
+    fn add_norm(&self, width: usize, epsilon: f32) -> PyResult<usize> {
+        self.with(|weights| Ok(weights.add_norm(width, epsilon)))
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "a list cannot be borrowed from Python")]
+    fn add_linear(&self, in_features: usize, parts: Vec<usize>, bias: bool) -> PyResult<usize> {
+        self.with(|weights| Ok(weights.add_linear(in_features, &parts, bias)))
+    }
+
+    fn add_rotary(&self, half: usize, cos: &[u8], sin: &[u8]) -> PyResult<usize> {
+        self.with(|weights| weights.add_rotary(half, cos, sin))
+    }
+
+    fn load_embedding(&self, index: usize, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.load(tensor, |weights, source| weights.embedding(index)?.load(source))
+    }
+
+    fn load_norm(&self, index: usize, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.load(tensor, |weights, source| weights.norm(index)?.load(source))
+    }
+
+    fn load_linear(&self, index: usize, part: usize, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.load(tensor, |weights, source| weights.linear(index)?.load_weight(part, source))
+    }
+
+    fn load_bias(&self, index: usize, part: usize, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.load(tensor, |weights, source| weights.linear(index)?.load_bias(part, source))
+    }
+
+    fn embedding_bytes(&self, index: usize) -> PyResult<usize> {
+        self.with(|weights| Ok(weights.embedding(index)?.num_bytes()))
+    }
+
+    fn norm_bytes(&self, index: usize) -> PyResult<usize> {
+        self.with(|weights| Ok(weights.norm(index)?.num_bytes()))
+    }
+
+    fn linear_bytes(&self, index: usize) -> PyResult<usize> {
+        self.with(|weights| Ok(weights.linear(index)?.num_bytes()))
+    }
+
+    fn can_fuse_gate(&self, index: usize) -> PyResult<bool> {
+        self.with(|weights| Ok(weights.linear(index)?.halves_are_panels()))
+    }
+
+    fn start(
+        &self,
+        buffers: Vec<(String, usize)>,
+        operations: Vec<Record>,
+        head: (usize, usize, usize),
+        kv: (usize, usize, usize, usize, usize),
+        limits: (usize, usize),
+    ) -> PyResult<()> {
+        let (num_layers, num_kv_heads, head_dim, num_pages, page_size) = kv;
+        let kv = KvSpec { num_layers, num_kv_heads, head_dim, num_pages, page_size };
+        let sizes = SessionSizes { kv, num_slots: limits.0, max_context_len: limits.1 };
+        let mut state = self.lock();
+        let State::Building(weights) = std::mem::replace(&mut *state, State::Unusable) else {
+            return Err(PyValueError::new_err("the model has a program already"));
+        };
+        let recording = Recording { buffers, operations, head };
+        *state = State::Running(Session::new(weights, sizes, &recording).map_err(python)?);
+        Ok(())
+    }
+
+    #[getter]
+    fn page_bytes(&self) -> PyResult<usize> {
+        self.lock().session().map(|session| session.page_bytes()).map_err(python)
+    }
+
+    #[getter]
+    fn pool_bytes(&self) -> PyResult<usize> {
+        self.lock().session().map(|session| session.pool_bytes()).map_err(python)
+    }
+
+    fn forward(&self, arena: &Bound<'_, PyAny>) -> PyResult<()> {
+        buffers::read(arena, |bytes| self.lock().session().and_then(|s| s.forward(bytes)))?
+            .map_err(python)
+    }
+
+    #[pyo3(signature = (step, masks=None))]
+    fn sample<'py>(
+        &self,
+        py: Python<'py>,
+        step: u64,
+        masks: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let draw = |masks: Option<&[u8]>| self.lock().session().and_then(|s| s.sample(step, masks));
+        let block = match masks {
+            None => py.detach(|| draw(None)),
+            Some(masks) => buffers::read(masks, |bytes| draw(Some(bytes)))?,
+        };
+        Ok(PyBytes::new(py, &block.map_err(python)?))
+    }
+}
+
+/// Measurements of the packed linears. `_core.pyi` documents it.
+#[pyclass(frozen, module = "trunkline._core")]
+pub(crate) struct CpuLinearBench(Mutex<LinearBench>);
+
+#[pymethods]
+impl CpuLinearBench {
+    #[new]
+    #[pyo3(signature = (dtype, shapes, isa=None, num_threads=None))]
+    #[expect(clippy::needless_pass_by_value, reason = "a list cannot be borrowed from Python")]
+    fn new(
+        dtype: &str,
+        shapes: Vec<(usize, usize)>,
+        isa: Option<&str>,
+        num_threads: Option<usize>,
+    ) -> PyResult<Self> {
+        let num_threads = num_threads.unwrap_or_else(ThreadPool::available_threads);
+        let bench = LinearBench::new(self::isa(isa)?, element(dtype)?, num_threads, &shapes);
+        Ok(Self(Mutex::new(bench)))
+    }
+
+    #[getter]
+    fn num_bytes(&self) -> usize {
+        self.lock().num_bytes()
+    }
+
+    fn linears(&self, py: Python<'_>, num_rows: usize) -> f64 {
+        py.detach(|| self.lock().linears(num_rows))
+    }
+
+    fn streaming_read(&self, py: Python<'_>) -> f64 {
+        py.detach(|| self.lock().streaming_read())
+    }
+}
+
+impl CpuLinearBench {
+    fn lock(&self) -> MutexGuard<'_, LinearBench> {
+        self.0.lock().expect("the bench is unusable: it panicked in an earlier call")
+    }
+}
+
+/// Instruction sets that this processor has, fastest first.
+#[pyfunction]
+pub(crate) fn cpu_isas() -> Vec<String> {
+    Isa::ALL.into_iter().filter(|isa| isa.is_available()).map(|isa| isa.to_string()).collect()
+}

@@ -1,0 +1,82 @@
+//! Programs as plain data, as the bindings receive them.
+
+use crate::error::CpuError;
+use crate::program::{Attend, Buffer, Head, Operation, Output};
+
+/// A name and its numbers; None is "no such thing".
+pub type Record = (String, Vec<Option<usize>>);
+
+/// A recorded program.
+///
+/// Buffers are `("wide" or "operand", width)`; operations a name and the numbers of weights and
+/// buffers in the order of the fields of `Operation`.
+#[derive(Clone, Debug)]
+pub struct Recording {
+    /// Buffers by number.
+    pub buffers: Vec<(String, usize)>,
+    /// Operations in their order.
+    pub operations: Vec<Record>,
+    /// Buffer of the hidden states, norm and linear of the head.
+    pub head: (usize, usize, usize),
+}
+
+impl Recording {
+    pub(crate) fn parse(&self) -> Result<(Vec<Buffer>, Vec<Operation>, Head), CpuError> {
+        let buffers = self.buffers.iter().map(|(kind, width)| match kind.as_str() {
+            "wide" => Ok(Buffer::Wide(*width)),
+            "operand" => Ok(Buffer::Operand(*width)),
+            _ => Err(CpuError::invalid(format!("a program has no {kind:?} buffers"))),
+        });
+        let operations = self.operations.iter().map(operation);
+        let (hidden, norm, head) = self.head;
+        Ok((
+            buffers.collect::<Result<_, _>>()?,
+            operations.collect::<Result<_, _>>()?,
+            Head { hidden, norm, head },
+        ))
+    }
+}
+
+fn operation((name, numbers): &Record) -> Result<Operation, CpuError> {
+    match (name.as_str(), numbers.as_slice()) {
+        ("embed", &[Some(table), Some(to)]) => Ok(Operation::Embed { table, to }),
+        ("norm", &[Some(from), Some(norm), Some(to)]) => Ok(Operation::Norm { from, norm, to }),
+        ("round", &[Some(from), Some(to)]) => Ok(Operation::Round { from, to }),
+        ("gated", &[Some(from), Some(to)]) => Ok(Operation::Gated { from, to }),
+        ("linear", &[Some(from), Some(weight), Some(to)]) => {
+            Ok(Operation::Linear { from, weight, output: Output::Store(to) })
+        }
+        ("linear_add", &[Some(from), Some(weight), Some(to)]) => {
+            Ok(Operation::Linear { from, weight, output: Output::Add(to) })
+        }
+        ("linear_gated", &[Some(from), Some(weight), Some(to)]) => {
+            Ok(Operation::Linear { from, weight, output: Output::Gated(to) })
+        }
+        (
+            "attend",
+            &[
+                Some(qkv),
+                Some(to),
+                Some(layer),
+                Some(num_heads),
+                Some(num_kv_heads),
+                Some(head_dim),
+                window,
+                Some(rotary),
+                query_norm,
+                key_norm,
+            ],
+        ) if query_norm.is_some() == key_norm.is_some() => Ok(Operation::Attend(Attend {
+            qkv,
+            to,
+            layer,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            window,
+            rotary,
+            norms: query_norm.zip(key_norm),
+        })),
+        _ => Err(CpuError::invalid(format!("a program has no operation {name} of {numbers:?}"))),
+    }
+}
