@@ -130,3 +130,144 @@ class Core:
         Raises:
             IntegrityError: one does not hold; the message says which.
         """
+
+@final
+class CpuModel:
+    """One model on the CPU kernels: its weights by number, and then its program.
+
+    A tensor is a contiguous buffer of bytes holding elements of the model's dtype. Weights may be
+    loaded at any time, also while a program runs; a step computes on what it finds.
+    """
+
+    def __new__(
+        cls, dtype: str, isa: str | None = None, num_threads: int | None = None
+    ) -> CpuModel:
+        """Start the threads.
+
+        Args:
+            dtype: bfloat16 or float32.
+            isa: avx512_bf16, avx2 or portable; None: the fastest that the processor has.
+            num_threads: None: as many as affinity mask and cgroup quota allow.
+
+        Raises:
+            ValueError: there are no kernels for the dtype, or the processor lacks the instructions.
+        """
+
+    @property
+    def isa(self) -> str:
+        """The instruction set in use."""
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that compute, the caller's included."""
+
+    def add_embedding(self, num_rows: int, width: int) -> int:
+        """Add a token embedding of zeros; its number."""
+
+    def add_norm(self, width: int, epsilon: float) -> int:
+        """Add an RMS norm; its number."""
+
+    def add_linear(self, in_features: int, parts: list[int], bias: bool) -> int:
+        """Add a fused linear with these many outputs per part; its number."""
+
+    def add_rotary(self, half: int, cos: bytes, sin: bytes) -> int:
+        """Add tables `[positions, half]` float32; their number."""
+
+    def load_embedding(self, index: int, tensor: Buffer) -> None:
+        """Load a table."""
+
+    def load_norm(self, index: int, tensor: Buffer) -> None:
+        """Load a norm's weight."""
+
+    def load_linear(self, index: int, part: int, tensor: Buffer) -> None:
+        """Pack a part's weight `[outputs, in_features]`."""
+
+    def load_bias(self, index: int, part: int, tensor: Buffer) -> None:
+        """Load a part's bias."""
+
+    def embedding_bytes(self, index: int) -> int:
+        """Memory of an embedding."""
+
+    def norm_bytes(self, index: int) -> int:
+        """Memory of a norm."""
+
+    def linear_bytes(self, index: int) -> int:
+        """Memory of a linear."""
+
+    def can_fuse_gate(self, index: int) -> bool:
+        """Whether the halves of the linear's output can be gated as they are computed."""
+
+    def start(
+        self,
+        buffers: list[tuple[str, int]],
+        operations: list[tuple[str, list[int | None]]],
+        head: tuple[int, int, int],
+        kv: tuple[int, int, int, int, int],
+        limits: tuple[int, int],
+    ) -> None:
+        """Take the program and allocate what lives between steps.
+
+        Args:
+            buffers: `(wide or operand, width)` by number.
+            operations: `(name, numbers of weights and buffers)`; `rust/cpu/src/recording.rs` lists
+                them.
+            head: buffer of the final hidden states, norm and linear.
+            kv: layers, kv heads, head_dim, pages, page size.
+            limits: slots, longest sequence.
+
+        Raises:
+            ValueError: numbers or widths do not fit; the model is unusable then.
+        """
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all layers."""
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of the KV pool."""
+
+    def forward(self, arena: Buffer) -> None:
+        """Compute the plan at the start of the arena, all but its samples.
+
+        Raises:
+            ValueError: the plan is malformed or contradicts the limits; nothing has changed then.
+        """
+
+    def sample(self, step: int, masks: Buffer | None = None) -> bytes:
+        """Draw the tokens of the plan that `forward` took last; the result block.
+
+        Args:
+            step: the plan's id.
+            masks: bytes of `[samples, ceil(vocabulary / 32)]` int32.
+
+        Raises:
+            ValueError: another step is pending, a slot is not open, or a mask is missing; no slot
+                has changed then.
+        """
+
+@final
+class CpuLinearBench:
+    """Packed linears one after another, for measurements."""
+
+    def __new__(
+        cls,
+        dtype: str,
+        shapes: list[tuple[int, int]],
+        isa: str | None = None,
+        num_threads: int | None = None,
+    ) -> CpuLinearBench:
+        """Allocate weights of `(outputs, inputs)` each."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights."""
+
+    def linears(self, num_rows: int) -> float:
+        """Seconds to compute all linears once on that many rows."""
+
+    def streaming_read(self) -> float:
+        """Seconds to read all weights once."""
+
+def cpu_isas() -> list[str]:
+    """Instruction sets that this processor has, fastest first."""

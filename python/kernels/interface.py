@@ -7,13 +7,16 @@ This module knows no backend and no model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+if TYPE_CHECKING:
+    from trunkline.engine.plan import Plan
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -190,6 +193,45 @@ class PageMove:
     num_tokens: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramSizes:
+    """Sizes of what a program keeps between steps."""
+
+    kv: KvSpec
+    num_slots: int
+    max_context_len: int
+
+
+class ForwardOutputs(Protocol):
+    """What a model's forward pass yields."""
+
+    @property
+    def hidden(self) -> Activation:
+        """Final hidden states of all tokens, before the last norm."""
+
+    @property
+    def logits(self) -> Activation:
+        """Logits at the batch's logit tokens."""
+
+
+class StepProgram(Protocol):
+    """Whole steps of one model, with everything that lives between them."""
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one KV page over all layers."""
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of the KV pool."""
+
+    def forward(self, plan: Plan) -> None:
+        """See `engine.runner.Runner.forward`."""
+
+    def sample(self, plan: Plan, masks: IntArray | None = None) -> npt.NDArray[np.uint8]:
+        """See `engine.runner.Runner.sample`."""
+
+
 class Backend(Protocol):
     """The operations, for one device and dtype.
 
@@ -215,12 +257,6 @@ class Backend(Protocol):
 
     def create_rotary(self, spec: RotarySpec) -> Any:
         """Handle of a rotary encoding."""
-
-    def allocate_kv(self, spec: KvSpec) -> KvPool:
-        """Allocate a pool."""
-
-    def prepare(self, step: StepInputs) -> Batch:
-        """Whatever the operations of one forward pass share."""
 
     def embed(self, weight: OwnWeight, batch: Batch) -> Activation:
         """Look up the batch's tokens."""
@@ -250,6 +286,16 @@ class Backend(Protocol):
     def logits(self, x: Activation, norm: OwnWeight, head: OwnWeight, batch: Batch) -> Activation:
         """Logits at the batch's logit tokens, in float32: not rounded to the dtype."""
 
+
+class StepwiseBackend(Backend, Protocol):
+    """A backend that computes an operation when it is called."""
+
+    def allocate_kv(self, spec: KvSpec) -> KvPool:
+        """Allocate a pool."""
+
+    def prepare(self, step: StepInputs) -> Batch:
+        """Whatever the operations of one forward pass share."""
+
     def finite_tokens(self, x: Activation) -> npt.NDArray[np.bool_]:
         """Which of the batch's tokens have only finite elements."""
 
@@ -262,3 +308,21 @@ class Backend(Protocol):
 
     def move_pages(self, kv: OwnKvPool, moves: list[PageMove]) -> None:
         """Copy pages; no page is source and destination in one call."""
+
+
+@runtime_checkable
+class ProgramBackend(Backend, Protocol):
+    """A backend that records a model's operations once and then executes whole steps."""
+
+    def create_program(
+        self, forward: Callable[[Batch], ForwardOutputs], sizes: ProgramSizes
+    ) -> StepProgram:
+        """Record a model.
+
+        Args:
+            forward: the model's forward pass, called once with a batch that means nothing.
+            sizes: of pool, page tables and slots.
+
+        Raises:
+            ValueError: the backend cannot compute what the model does, or not at these sizes.
+        """

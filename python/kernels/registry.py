@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trunkline.kernels.interface import Backend
+from trunkline.kernels.interface import ProgramBackend, StepwiseBackend
 from trunkline.kernels.torch_reference.backend import TorchBackend
 
 
@@ -18,17 +18,31 @@ class BackendEntry:
     name: str
     priority: int
     supports: Callable[[torch.device, torch.dtype], bool]
-    create: Callable[[torch.device, torch.dtype], Backend]
+    create: Callable[[torch.device, torch.dtype], StepwiseBackend | ProgramBackend]
+
+
+def _supports_cpu(device: torch.device, dtype: torch.dtype) -> bool:
+    return device.type == "cpu" and dtype in (torch.bfloat16, torch.float32)
+
+
+def _create_cpu(device: torch.device, dtype: torch.dtype) -> ProgramBackend:
+    # Only who uses the kernels needs the extension.
+    from trunkline.kernels.cpu import CpuBackend
+
+    return CpuBackend(device, dtype)
 
 
 BACKENDS: tuple[BackendEntry, ...] = (
     BackendEntry(
         name="torch", priority=0, supports=lambda _device, _dtype: True, create=TorchBackend
     ),
+    BackendEntry(name="cpu", priority=10, supports=_supports_cpu, create=_create_cpu),
 )
 
 
-def select_backend(device: torch.device, dtype: torch.dtype, name: str | None = None) -> Backend:
+def select_backend(
+    device: torch.device, dtype: torch.dtype, name: str | None = None
+) -> StepwiseBackend | ProgramBackend:
     """Create the best backend for a device and dtype, or the one called `name`.
 
     Raises:

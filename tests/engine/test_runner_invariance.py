@@ -12,6 +12,7 @@ from tests.kernels.driver import Driver, Sequence
 from tests.kernels.plan_builder import Params
 from tests.kernels.tiny import memory_checkpoint, tiny_runner
 
+from trunkline.engine.operation_program import OperationProgram
 from trunkline.engine.runner import Runner
 from trunkline.kernels.torch_reference import attention, attention_plan, tiling
 
@@ -198,11 +199,13 @@ def test_prompt_and_output_tokens_have_equal_logprobs(dtype: str) -> None:
 @both_dtypes
 def test_garbage_outside_a_row_is_never_read(dtype: str) -> None:
     """Everything in the pool that is not a row's own KV may be NaN."""
-    runner = tiny_runner(memory_checkpoint("mistral-window"), dtype=dtype)
+    options = {"dtype": dtype, "backend": "torch"}
+    runner = tiny_runner(memory_checkpoint("mistral-window"), **options)
     clean = make_requests(6)
     Driver(runner).generate(clean, NUM_TOKENS)
-    dirty = tiny_runner(memory_checkpoint("mistral-window"), dtype=dtype)
-    pool = dirty._kv
+    dirty = tiny_runner(memory_checkpoint("mistral-window"), **options)
+    assert isinstance(dirty._program, OperationProgram)
+    pool = dirty._program._kv
     with torch.inference_mode():
         pool.data[:, :, :, pool.spec.page_size :] = torch.nan
     requests = make_requests(6)

@@ -245,11 +245,14 @@ impl Session {
         if plan.page_writes().chunks_exact(4).any(|write| write[0] != 0) {
             return fail("only cache group 0 exists".into());
         }
-        let mut slots = plan.row_slot().iter().chain(plan.sample_slot());
-        let mut written = plan.page_writes().chunks_exact(4).map(|write| write[1]);
-        if slots.any(|&slot| slot as usize >= num_slots)
-            || written.any(|slot| slot as usize >= num_slots)
-        {
+        let outside = |slot: &u32| *slot as usize >= num_slots;
+        if plan.row_slot().iter().any(outside) {
+            return fail(format!("row slots must be below {num_slots}"));
+        }
+        if plan.sample_slot().iter().any(outside) {
+            return fail(format!("sample slots must be below {num_slots}"));
+        }
+        if plan.page_writes().chunks_exact(4).any(|write| outside(&write[1])) {
             return fail(format!("slots must be below {num_slots}"));
         }
         if plan.page_writes().chunks_exact(4).any(|write| !pages.contains(&(write[3] as usize))) {

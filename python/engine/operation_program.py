@@ -1,0 +1,215 @@
+"""Executing plans operation by operation, for backends that do not execute whole steps themselves.
+
+It owns what lives on the device between steps: KV pool, page tables, last sampled tokens and the
+slots' sampling states.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trunkline.engine.models.registry import Model
+from trunkline.engine.plan import (
+    ADAPTER,
+    LOGIT_POOLED,
+    ROW_FAILED,
+    ROW_NOT_FINITE,
+    ROW_OK,
+    SOURCE_LAST_SAMPLED,
+    Plan,
+    encode_result,
+)
+from trunkline.engine.sampling import SamplingState
+from trunkline.kernels import (
+    Activation,
+    PageMove,
+    ProgramSizes,
+    SampleOutputs,
+    StepInputs,
+    StepwiseBackend,
+)
+
+IntArray = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class _Step:
+    """Between `forward` and `sample` of one plan."""
+
+    step: int
+    logits: Activation
+    row_errors: IntArray
+
+
+class OperationProgram:
+    """See `kernels.interface.StepProgram`: one call of the backend per operation."""
+
+    def __init__(self, model: Model, backend: StepwiseBackend, sizes: ProgramSizes) -> None:
+        self._model = model
+        self._backend = backend
+        self._sizes = sizes
+        with torch.inference_mode():
+            self._kv = backend.allocate_kv(sizes.kv)
+            slots = sizes.num_slots
+            self._last_tokens = torch.zeros(slots, dtype=torch.int64, device=backend.device)
+        pages = -(-sizes.max_context_len // sizes.kv.page_size)
+        self._page_tables = np.zeros((slots, pages), np.int32)
+        self._sampling = SamplingState(model.config.vocab_size)
+        self._pending: _Step | None = None
+
+    @property
+    def page_bytes(self) -> int:
+        return self._kv.page_bytes
+
+    @property
+    def pool_bytes(self) -> int:
+        return self._kv.num_bytes
+
+    @torch.inference_mode()
+    def forward(self, plan: Plan) -> None:
+        self._check(plan)
+        self._sampling.update(plan)
+        self._apply_page_writes(plan)
+        self._move_pages(plan)
+        token_ids, unknown = self._token_ids(plan)
+        batch = self._backend.prepare(
+            StepInputs(
+                kv=self._kv,
+                token_ids=token_ids,
+                positions=plan.positions,
+                query_lens=plan.row_query_len,
+                computed_lens=plan.row_computed_len,
+                page_tables=self._page_tables[plan.row_slot],
+                logit_tokens=plan.logit_tokens,
+            )
+        )
+        result = self._model.forward(batch)
+        errors = np.full(plan.row_slot.size, ROW_OK, np.int32)
+        token_row = _token_rows(plan)
+        errors[token_row[~self._backend.finite_tokens(result.hidden)]] = ROW_NOT_FINITE
+        errors[token_row[unknown]] = ROW_FAILED
+        self._pending = _Step(plan.step, result.logits, errors)
+
+    @torch.inference_mode()
+    def sample(self, plan: Plan, masks: IntArray | None = None) -> npt.NDArray[np.uint8]:
+        pending = self._pending
+        if pending is None or pending.step != plan.step:
+            raise ValueError(f"step {plan.step} is to be sampled before its forward pass")
+        inputs = self._sampling.inputs(plan, masks)
+        outputs = self._backend.sample(pending.logits, inputs)
+        errors = self._row_errors(plan, pending.row_errors, outputs)
+        self._sampling.count(plan.sample_slot, outputs.token_ids)
+        slots = torch.from_numpy(plan.sample_slot.astype(np.int64)).to(self._last_tokens.device)
+        tokens = torch.from_numpy(outputs.token_ids.astype(np.int64)).to(slots.device)
+        self._last_tokens.index_copy_(0, slots, tokens)
+        self._pending = None
+        return encode_result(
+            plan.step,
+            {
+                "sample_counts": np.ones(plan.sample_slot.size, np.int32),
+                "token_ids": outputs.token_ids,
+                "row_errors": errors if errors.any() else np.zeros(0, np.int32),
+                "sampled_logprobs": self._sampled_logprobs(plan, inputs.logprob_rows, outputs),
+                "score_logprobs": outputs.score_logprobs,
+                "top_ids": outputs.top_ids,
+                "top_logprobs": outputs.top_logprobs,
+            },
+        )
+
+    def _check(self, plan: Plan) -> None:
+        sizes = self._sizes
+        slots = sizes.num_slots
+        pages = sizes.kv.num_pages
+        kv_lens = plan.row_computed_len + plan.row_query_len
+        moved = plan.page_moves
+        checks: tuple[tuple[bool | npt.NDArray[np.bool_], str], ...] = (
+            (plan.row_slot.size > 0, "the plan has no rows"),
+            (plan.opened_int[:, ADAPTER] == 0, "adapters are not supported"),
+            ((plan.logit_flags & LOGIT_POOLED) == 0, "pooled states are not supported"),
+            (moved[:, [0, 2, 5]] == 0, "page moves between tiers are not supported"),
+            (plan.page_writes[:, 0] == 0, "only cache group 0 exists"),
+            (_within(plan.row_slot, 0, slots), f"row slots must be below {slots}"),
+            (_within(plan.sample_slot, 0, slots), f"sample slots must be below {slots}"),
+            (_within(plan.page_writes[:, 1], 0, slots), f"slots must be below {slots}"),
+            (_within(plan.page_writes[:, 3], 1, pages), f"pages must be in 1..{pages}"),
+            (_within(moved[:, [1, 3]], 1, pages), f"moved pages must be in 1..{pages}"),
+            (_within(moved[:, 4], 0, sizes.kv.page_size + 1), "a move exceeds its page"),
+            (
+                _within(plan.page_writes[:, 2], 0, self._page_tables.shape[1]),
+                f"page index beyond max_context_len {sizes.max_context_len}",
+            ),
+            (
+                _within(kv_lens, 1, sizes.max_context_len + 1),
+                f"a row exceeds max_context_len {sizes.max_context_len}",
+            ),
+        )
+        for fine, message in checks:
+            if not np.all(fine):
+                raise ValueError(f"step {plan.step}: {message}")
+
+    def _apply_page_writes(self, plan: Plan) -> None:
+        slots, indices, pages = (
+            plan.page_writes[:, 1],
+            plan.page_writes[:, 2],
+            plan.page_writes[:, 3],
+        )
+        self._page_tables[slots, indices] = pages
+        rows = np.repeat(plan.row_slot, plan.row_query_len)
+        written = self._page_tables[rows, plan.positions // self._sizes.kv.page_size]
+        if not written.all():
+            slot = int(rows[written == 0][0])
+            raise ValueError(f"step {plan.step}: slot {slot} has no page for a token it computes")
+
+    def _move_pages(self, plan: Plan) -> None:
+        moves = [
+            PageMove(source, destination, tokens)
+            for _, source, _, destination, tokens, _ in plan.page_moves.tolist()
+            if tokens > 0
+        ]
+        if moves:
+            self._backend.move_pages(self._kv, moves)
+
+    def _token_ids(self, plan: Plan) -> tuple[torch.Tensor, npt.NDArray[np.bool_]]:
+        """The step's input ids on the device, and which of them the vocabulary does not have."""
+        unknown = ~_within(plan.token_ids, 0, self._model.config.vocab_size)
+        ids = np.where(unknown, 0, plan.token_ids).astype(np.int64)
+        token_ids = torch.from_numpy(ids).to(self._last_tokens.device)
+        from_device = np.flatnonzero(plan.row_token_source == SOURCE_LAST_SAMPLED)
+        if from_device.size:
+            last = np.cumsum(plan.row_query_len)[from_device] - 1
+            slots = plan.row_slot[from_device].astype(np.int64)
+            device = token_ids.device
+            sampled = self._last_tokens[torch.from_numpy(slots).to(device)]
+            token_ids[torch.from_numpy(last.astype(np.int64)).to(device)] = sampled
+        return token_ids, unknown
+
+    def _row_errors(self, plan: Plan, forward: IntArray, outputs: SampleOutputs) -> IntArray:
+        errors = forward.copy()
+        logit_row = _token_rows(plan)[plan.logit_tokens]
+        impossible = logit_row[plan.sample_logit[~outputs.sample_possible]]
+        errors[impossible] = np.maximum(errors[impossible], ROW_FAILED)
+        errors[logit_row[~outputs.logit_finite]] = ROW_NOT_FINITE
+        return errors
+
+    def _sampled_logprobs(
+        self, plan: Plan, rows: IntArray, outputs: SampleOutputs
+    ) -> npt.NDArray[np.float32]:
+        if rows.size == 0:
+            return np.zeros(0, np.float32)
+        values = np.zeros(plan.sample_slot.size, np.float32)
+        values[rows] = outputs.sampled_logprobs
+        return values
+
+
+def _within(values: IntArray, low: int, high: int) -> npt.NDArray[np.bool_]:
+    """Whether values lie in `low..high`, `high` excluded."""
+    return (values >= low) & (values < high)
+
+
+def _token_rows(plan: Plan) -> npt.NDArray[np.int64]:
+    """Row of every flat token."""
+    return np.repeat(np.arange(plan.row_slot.size), plan.row_query_len)

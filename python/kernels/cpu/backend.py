@@ -1,0 +1,187 @@
+"""The CPU backend: operations that record, and the program that they become."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trunkline.engine.plan import Plan
+from trunkline.kernels.cpu.native import CpuModel
+from trunkline.kernels.cpu.recording import LogitsValue, Lowering, Value
+from trunkline.kernels.cpu.weights import (
+    EmbeddingWeight,
+    LinearWeight,
+    NormWeight,
+    Rotary,
+    TiedLinearWeight,
+)
+from trunkline.kernels.interface import (
+    ActivationName,
+    AttentionSpec,
+    Batch,
+    ForwardOutputs,
+    IntArray,
+    LinearSpec,
+    ProgramSizes,
+    RotarySpec,
+)
+
+ISA_VARIABLE = "TRUNKLINE_CPU_ISA"  # avx512_bf16, avx2 or portable; default: the best there is
+THREADS_VARIABLE = "TRUNKLINE_CPU_THREADS"  # default: what affinity and cgroup allow
+DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+
+AnyLinear = LinearWeight | TiedLinearWeight
+
+
+@dataclass(slots=True)
+class RecordedBatch:
+    """Stands for any step's batch; collects what the model does with it."""
+
+    values: list[Value] = field(default_factory=list)
+
+
+class CpuBackend:
+    """See `kernels.interface.ProgramBackend`. Bits never depend on batch, chunk, step or threads.
+
+    One backend serves one model: its weights and its program live in one native object.
+    """
+
+    name = "cpu"
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Start the kernels' threads.
+
+        Raises:
+            ValueError: an environment variable has a value that this machine cannot honour.
+        """
+        self.device = device
+        self.dtype = dtype
+        self._model = CpuModel(DTYPES[dtype], os.environ.get(ISA_VARIABLE), _num_threads())
+        self._batch: RecordedBatch | None = None
+
+    @property
+    def isa(self) -> str:
+        """The instruction set in use."""
+        return self._model.isa
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that compute."""
+        return self._model.num_threads
+
+    def create_embedding(self, num_embeddings: int, width: int) -> EmbeddingWeight:
+        return EmbeddingWeight(self._model, self.dtype, num_embeddings, width)
+
+    def create_norm(self, width: int, epsilon: float) -> NormWeight:
+        return NormWeight(self._model, self.dtype, width, epsilon)
+
+    def create_linear(self, spec: LinearSpec) -> LinearWeight:
+        return LinearWeight(self._model, self.dtype, spec)
+
+    def create_tied_linear(self, embedding: EmbeddingWeight) -> TiedLinearWeight:
+        return TiedLinearWeight(self._model, embedding)
+
+    def create_rotary(self, spec: RotarySpec) -> Rotary:
+        return Rotary(self._model, spec)
+
+    def create_program(
+        self, forward: Callable[[Batch], ForwardOutputs], sizes: ProgramSizes
+    ) -> CpuProgram:
+        batch = RecordedBatch()
+        self._batch = batch
+        outputs = forward(batch)
+        self._batch = None
+        logits = outputs.logits
+        if not isinstance(logits, LogitsValue) or outputs.hidden is not logits.hidden:
+            raise ValueError("the model's logits are not those of its hidden states")
+        program = Lowering(batch.values, logits).program
+        kv = sizes.kv
+        self._model.start(
+            program.buffers,
+            program.operations,
+            program.head,
+            (kv.num_layers, kv.num_kv_heads, kv.head_dim, kv.num_pages, kv.page_size),
+            (sizes.num_slots, sizes.max_context_len),
+        )
+        return CpuProgram(self._model)
+
+    def _record(self, value: Value) -> Value:
+        if self._batch is None:
+            raise RuntimeError("operations of the CPU backend are recorded by create_program only")
+        self._batch.values.append(value)
+        return value
+
+    def embed(self, weight: EmbeddingWeight, batch: Batch) -> Value:
+        return self._record(Value("embed", weight.width, (), (weight.index,)))
+
+    def rms_norm(self, x: Value, norm: NormWeight) -> Value:
+        return self._record(Value("norm", x.width, (x,), (norm.index,)))
+
+    def linear(self, x: Value, weight: AnyLinear) -> Value:
+        fusible = self._model.can_fuse_gate(weight.index)
+        value = Value("linear", weight.out_features, (x,), (weight.index,), fusible)
+        return self._record(value)
+
+    def norm_linear(self, x: Value, norm: NormWeight, weight: AnyLinear) -> Value:
+        return self.linear(self.rms_norm(x, norm), weight)
+
+    def gate_up_activation(self, x: Value, activation: ActivationName) -> Value:
+        if activation != "silu":
+            raise ValueError(f"the CPU kernels have no activation {activation!r}; known: silu")
+        return self._record(Value("gated", x.width // 2, (x,)))
+
+    def linear_add(self, x: Value, weight: AnyLinear, residual: Value) -> Value:
+        value = Value("linear_add", weight.out_features, (x, residual), (weight.index,))
+        return self._record(value)
+
+    def attend(self, qkv: Value, spec: AttentionSpec, batch: Batch) -> Value:
+        norms = (spec.query_norm, spec.key_norm)
+        numbers = (
+            spec.layer,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            spec.window,
+            spec.rotary.index,
+            *(norm.index if isinstance(norm, NormWeight) else None for norm in norms),
+        )
+        return self._record(Value("attend", spec.num_heads * spec.head_dim, (qkv,), numbers))
+
+    def logits(self, x: Value, norm: NormWeight, head: AnyLinear, batch: Batch) -> LogitsValue:
+        return LogitsValue(x, norm.index, head.index)
+
+
+class CpuProgram:
+    """See `kernels.interface.StepProgram`: two calls into the kernels per step."""
+
+    def __init__(self, model: CpuModel) -> None:
+        self._model = model
+
+    @property
+    def page_bytes(self) -> int:
+        return self._model.page_bytes
+
+    @property
+    def pool_bytes(self) -> int:
+        return self._model.pool_bytes
+
+    def forward(self, plan: Plan) -> None:
+        self._model.forward(plan.arena.data)
+
+    def sample(self, plan: Plan, masks: IntArray | None = None) -> npt.NDArray[np.uint8]:
+        words = None if masks is None else np.ascontiguousarray(masks, np.int32).view(np.uint8).data
+        return np.frombuffer(self._model.sample(plan.step, words), np.uint8)
+
+
+def _num_threads() -> int | None:
+    text = os.environ.get(THREADS_VARIABLE)
+    if text is None:
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= 1024:
+        raise ValueError(f"{THREADS_VARIABLE} is {text!r}; use a number of threads from 1 to 1024")
+    return int(text)

@@ -1,0 +1,133 @@
+"""Weight handles: numbers of native weights, and how tensors get into them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from trunkline.kernels.cpu.native import CpuModel
+from trunkline.kernels.interface import LinearSpec, RotarySpec
+
+
+class EmbeddingWeight:
+    """The table of a token embedding; a tied head gets every tensor that is loaded here."""
+
+    def __init__(self, model: CpuModel, dtype: torch.dtype, num_rows: int, width: int) -> None:
+        self.index = model.add_embedding(num_rows, width)
+        self.num_rows = num_rows
+        self.width = width
+        self.tied: TiedLinearWeight | None = None
+        self._model = model
+        self._dtype = dtype
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {"weight": (self.num_rows, self.width)}
+
+    @property
+    def num_bytes(self) -> int:
+        return self._model.embedding_bytes(self.index)
+
+    def load(self, part: str, tensor: torch.Tensor) -> None:
+        raw = _raw(tensor, self.shapes[part], self._dtype)
+        self._model.load_embedding(self.index, raw)
+        if self.tied is not None:
+            self._model.load_linear(self.tied.index, 0, raw)
+
+
+class NormWeight:
+    """Weight and epsilon of an RMS norm."""
+
+    def __init__(self, model: CpuModel, dtype: torch.dtype, width: int, epsilon: float) -> None:
+        self.index = model.add_norm(width, epsilon)
+        self.width = width
+        self._model = model
+        self._dtype = dtype
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {"weight": (self.width,)}
+
+    @property
+    def num_bytes(self) -> int:
+        return self._model.norm_bytes(self.index)
+
+    def load(self, part: str, tensor: torch.Tensor) -> None:
+        self._model.load_norm(self.index, _raw(tensor, self.shapes[part], self._dtype))
+
+
+class LinearWeight:
+    """A fused linear, packed part by part."""
+
+    def __init__(self, model: CpuModel, dtype: torch.dtype, spec: LinearSpec) -> None:
+        widths = [part.out_features for part in spec.parts]
+        has_bias = any(part.bias for part in spec.parts)
+        self.index = model.add_linear(spec.in_features, widths, has_bias)
+        self.in_features = spec.in_features
+        self.out_features = spec.out_features
+        self._model = model
+        self._dtype = dtype
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._parts: dict[str, int] = {}
+        for index, part in enumerate(spec.parts):
+            names: dict[str, tuple[int, ...]] = {
+                f"{part.name}.weight": (part.out_features, spec.in_features)
+            }
+            if part.bias:
+                names[f"{part.name}.bias"] = (part.out_features,)
+            self._shapes |= names
+            self._parts |= dict.fromkeys(names, index)
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._shapes
+
+    @property
+    def num_bytes(self) -> int:
+        return self._model.linear_bytes(self.index)
+
+    def load(self, part: str, tensor: torch.Tensor) -> None:
+        raw = _raw(tensor, self._shapes[part], self._dtype)
+        is_bias = part.endswith(".bias")
+        load = self._model.load_bias if is_bias else self._model.load_linear
+        load(self.index, self._parts[part], raw)
+
+
+class TiedLinearWeight:
+    """The linear over an embedding's table: a packed copy, loaded through the embedding."""
+
+    def __init__(self, model: CpuModel, embedding: EmbeddingWeight) -> None:
+        self.index = model.add_linear(embedding.width, [embedding.num_rows], False)
+        self.in_features = embedding.width
+        self.out_features = embedding.num_rows
+        self._model = model
+        embedding.tied = self
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {}
+
+    @property
+    def num_bytes(self) -> int:
+        return self._model.linear_bytes(self.index)
+
+    def load(self, part: str, tensor: torch.Tensor) -> None:
+        raise KeyError(part)
+
+
+class Rotary:
+    """Tables of cos and sin by position."""
+
+    def __init__(self, model: CpuModel, spec: RotarySpec) -> None:
+        positions = torch.arange(spec.num_positions, dtype=torch.float32)
+        angles = positions[:, None] * spec.inverse_frequencies[None, :]
+        cos, sin = ((turn * spec.factor).numpy().tobytes() for turn in (angles.cos(), angles.sin()))
+        self.index = model.add_rotary(spec.inverse_frequencies.numel(), cos, sin)
+
+
+def _raw(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> memoryview:
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"a tensor has shape {tuple(tensor.shape)}, not {shape}")
+    flat = tensor.detach().to("cpu", dtype).contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
