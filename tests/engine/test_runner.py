@@ -295,7 +295,7 @@ def test_unknown_dtype_backend_and_page_size() -> None:
     with pytest.raises(ValueError, match="'cuda'"):
         select_backend(torch.device("cpu"), torch.float32, "cuda")
     with pytest.raises(ValueError, match="page_size 24"):
-        tiny_runner(checkpoint(), page_size=24)
+        tiny_runner(checkpoint(), page_size=24, backend="torch")
 
 
 def test_float16_on_request() -> None:
@@ -307,7 +307,7 @@ def test_float16_on_request() -> None:
 
 
 def test_memory_facts() -> None:
-    memory = shared_runner().memory
+    memory = tiny_runner(checkpoint(), backend="torch").memory
     assert memory.page_bytes == 3 * 2 * 2 * 8 * 16 * 4
     assert memory.pool_bytes == 400 * memory.page_bytes
     parameters = sum(tensor.numel() for tensor in checkpoint().weights.values())

@@ -7,16 +7,16 @@ use cpu::{
     CpuError, Element, Isa, KvSpec, Record, Recording, Session, SessionSizes, Source, ThreadPool,
     Weights,
 };
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::buffers;
+use crate::error::Error;
 
 /// What a model is at the moment.
 enum State {
-    Building(Weights),
-    Running(Session),
+    Building(Box<Weights>),
+    Running(Box<Session>),
     /// Its program was refused.
     Unusable,
 }
@@ -42,22 +42,18 @@ impl State {
 #[pyclass(frozen, module = "trunkline._core")]
 pub(crate) struct CpuModel(Mutex<State>, Element);
 
-fn python(error: CpuError) -> PyErr {
-    PyValueError::new_err(error.to_string())
-}
-
-fn element(dtype: &str) -> PyResult<Element> {
+fn element(dtype: &str) -> Result<Element, CpuError> {
     match dtype {
         "bfloat16" => Ok(Element::Bf16),
         "float32" => Ok(Element::F32),
-        _ => Err(PyValueError::new_err(format!(
+        _ => Err(CpuError::Invalid(format!(
             "the CPU kernels do not compute in {dtype}; use bfloat16 or float32"
         ))),
     }
 }
 
-fn isa(name: Option<&str>) -> PyResult<Isa> {
-    name.map_or_else(|| Ok(Isa::best()), |name| name.parse().map_err(python))
+fn isa(name: Option<&str>) -> Result<Isa, CpuError> {
+    name.map_or_else(|| Ok(Isa::best()), str::parse)
 }
 
 impl CpuModel {
@@ -65,19 +61,19 @@ impl CpuModel {
         self.0.lock().expect("the model is unusable: it panicked in an earlier call")
     }
 
-    fn with<T>(&self, work: impl FnOnce(&mut Weights) -> Result<T, CpuError>) -> PyResult<T> {
-        self.lock().weights().and_then(work).map_err(python)
+    fn with<T>(&self, work: impl FnOnce(&mut Weights) -> Result<T, CpuError>) -> Result<T, Error> {
+        Ok(self.lock().weights().and_then(work)?)
     }
 
     fn load(
         &self,
         tensor: &Bound<'_, PyAny>,
         work: impl FnOnce(&mut Weights, Source<'_>) -> Result<(), CpuError> + Send,
-    ) -> PyResult<()> {
-        buffers::read(tensor, |bytes| {
+    ) -> Result<(), Error> {
+        let load = |bytes: &[u8]| {
             self.lock().weights().and_then(|weights| work(weights, Source::new(self.1, bytes)))
-        })?
-        .map_err(python)
+        };
+        Ok(buffers::read(tensor, load)??)
     }
 }
 
@@ -85,68 +81,81 @@ impl CpuModel {
 impl CpuModel {
     #[new]
     #[pyo3(signature = (dtype, isa=None, num_threads=None))]
-    fn new(dtype: &str, isa: Option<&str>, num_threads: Option<usize>) -> PyResult<Self> {
+    fn new(dtype: &str, isa: Option<&str>, num_threads: Option<usize>) -> Result<Self, Error> {
         let (element, isa) = (element(dtype)?, self::isa(isa)?);
         let num_threads = num_threads.unwrap_or_else(ThreadPool::available_threads);
-        Ok(Self(Mutex::new(State::Building(Weights::new(isa, element, num_threads))), element))
+        Ok(Self(
+            Mutex::new(State::Building(Box::new(Weights::new(isa, element, num_threads)))),
+            element,
+        ))
     }
 
     #[getter]
-    fn isa(&self) -> PyResult<String> {
+    fn isa(&self) -> Result<String, Error> {
         self.with(|weights| Ok(weights.isa().to_string()))
     }
 
     #[getter]
-    fn num_threads(&self) -> PyResult<usize> {
+    fn num_threads(&self) -> Result<usize, Error> {
         self.with(|weights| Ok(weights.num_threads()))
     }
 
-    fn add_embedding(&self, num_rows: usize, width: usize) -> PyResult<usize> {
+    fn add_embedding(&self, num_rows: usize, width: usize) -> Result<usize, Error> {
         self.with(|weights| Ok(weights.add_embedding(num_rows, width)))
     }
 
-    fn add_norm(&self, width: usize, epsilon: f32) -> PyResult<usize> {
+    fn add_norm(&self, width: usize, epsilon: f32) -> Result<usize, Error> {
         self.with(|weights| Ok(weights.add_norm(width, epsilon)))
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "a list cannot be borrowed from Python")]
-    fn add_linear(&self, in_features: usize, parts: Vec<usize>, bias: bool) -> PyResult<usize> {
+    fn add_linear(
+        &self,
+        in_features: usize,
+        parts: Vec<usize>,
+        bias: bool,
+    ) -> Result<usize, Error> {
         self.with(|weights| Ok(weights.add_linear(in_features, &parts, bias)))
     }
 
-    fn add_rotary(&self, half: usize, cos: &[u8], sin: &[u8]) -> PyResult<usize> {
+    fn add_rotary(&self, half: usize, cos: &[u8], sin: &[u8]) -> Result<usize, Error> {
         self.with(|weights| weights.add_rotary(half, cos, sin))
     }
 
-    fn load_embedding(&self, index: usize, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn load_embedding(&self, index: usize, tensor: &Bound<'_, PyAny>) -> Result<(), Error> {
         self.load(tensor, |weights, source| weights.embedding(index)?.load(source))
     }
 
-    fn load_norm(&self, index: usize, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn load_norm(&self, index: usize, tensor: &Bound<'_, PyAny>) -> Result<(), Error> {
         self.load(tensor, |weights, source| weights.norm(index)?.load(source))
     }
 
-    fn load_linear(&self, index: usize, part: usize, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn load_linear(
+        &self,
+        index: usize,
+        part: usize,
+        tensor: &Bound<'_, PyAny>,
+    ) -> Result<(), Error> {
         self.load(tensor, |weights, source| weights.linear(index)?.load_weight(part, source))
     }
 
-    fn load_bias(&self, index: usize, part: usize, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn load_bias(&self, index: usize, part: usize, tensor: &Bound<'_, PyAny>) -> Result<(), Error> {
         self.load(tensor, |weights, source| weights.linear(index)?.load_bias(part, source))
     }
 
-    fn embedding_bytes(&self, index: usize) -> PyResult<usize> {
+    fn embedding_bytes(&self, index: usize) -> Result<usize, Error> {
         self.with(|weights| Ok(weights.embedding(index)?.num_bytes()))
     }
 
-    fn norm_bytes(&self, index: usize) -> PyResult<usize> {
+    fn norm_bytes(&self, index: usize) -> Result<usize, Error> {
         self.with(|weights| Ok(weights.norm(index)?.num_bytes()))
     }
 
-    fn linear_bytes(&self, index: usize) -> PyResult<usize> {
+    fn linear_bytes(&self, index: usize) -> Result<usize, Error> {
         self.with(|weights| Ok(weights.linear(index)?.num_bytes()))
     }
 
-    fn can_fuse_gate(&self, index: usize) -> PyResult<bool> {
+    fn can_fuse_gate(&self, index: usize) -> Result<bool, Error> {
         self.with(|weights| Ok(weights.linear(index)?.halves_are_panels()))
     }
 
@@ -157,32 +166,31 @@ impl CpuModel {
         head: (usize, usize, usize),
         kv: (usize, usize, usize, usize, usize),
         limits: (usize, usize),
-    ) -> PyResult<()> {
+    ) -> Result<(), Error> {
         let (num_layers, num_kv_heads, head_dim, num_pages, page_size) = kv;
         let kv = KvSpec { num_layers, num_kv_heads, head_dim, num_pages, page_size };
         let sizes = SessionSizes { kv, num_slots: limits.0, max_context_len: limits.1 };
         let mut state = self.lock();
         let State::Building(weights) = std::mem::replace(&mut *state, State::Unusable) else {
-            return Err(PyValueError::new_err("the model has a program already"));
+            return Err(CpuError::Invalid("the model has a program already".into()).into());
         };
         let recording = Recording { buffers, operations, head };
-        *state = State::Running(Session::new(weights, sizes, &recording).map_err(python)?);
+        *state = State::Running(Box::new(Session::new(*weights, sizes, &recording)?));
         Ok(())
     }
 
     #[getter]
-    fn page_bytes(&self) -> PyResult<usize> {
-        self.lock().session().map(|session| session.page_bytes()).map_err(python)
+    fn page_bytes(&self) -> Result<usize, Error> {
+        Ok(self.lock().session()?.page_bytes())
     }
 
     #[getter]
-    fn pool_bytes(&self) -> PyResult<usize> {
-        self.lock().session().map(|session| session.pool_bytes()).map_err(python)
+    fn pool_bytes(&self) -> Result<usize, Error> {
+        Ok(self.lock().session()?.pool_bytes())
     }
 
-    fn forward(&self, arena: &Bound<'_, PyAny>) -> PyResult<()> {
-        buffers::read(arena, |bytes| self.lock().session().and_then(|s| s.forward(bytes)))?
-            .map_err(python)
+    fn forward(&self, arena: &Bound<'_, PyAny>) -> Result<(), Error> {
+        Ok(buffers::read(arena, |bytes| self.lock().session().and_then(|s| s.forward(bytes)))??)
     }
 
     #[pyo3(signature = (step, masks=None))]
@@ -191,13 +199,13 @@ impl CpuModel {
         py: Python<'py>,
         step: u64,
         masks: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyBytes>> {
+    ) -> Result<Bound<'py, PyBytes>, Error> {
         let draw = |masks: Option<&[u8]>| self.lock().session().and_then(|s| s.sample(step, masks));
         let block = match masks {
             None => py.detach(|| draw(None)),
             Some(masks) => buffers::read(masks, |bytes| draw(Some(bytes)))?,
         };
-        Ok(PyBytes::new(py, &block.map_err(python)?))
+        Ok(PyBytes::new(py, &block?))
     }
 }
 
@@ -215,7 +223,7 @@ impl CpuLinearBench {
         shapes: Vec<(usize, usize)>,
         isa: Option<&str>,
         num_threads: Option<usize>,
-    ) -> PyResult<Self> {
+    ) -> Result<Self, Error> {
         let num_threads = num_threads.unwrap_or_else(ThreadPool::available_threads);
         let bench = LinearBench::new(self::isa(isa)?, element(dtype)?, num_threads, &shapes);
         Ok(Self(Mutex::new(bench)))

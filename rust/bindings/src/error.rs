@@ -2,7 +2,7 @@
 
 use pyo3::PyErr;
 use pyo3::create_exception;
-use pyo3::exceptions::PyException;
+use pyo3::exceptions::{PyException, PyValueError};
 
 create_exception!(
     trunkline._core,
@@ -21,6 +21,7 @@ create_exception!(
 pub(crate) enum Error {
     Scheduler(scheduler::Error),
     Integrity(scheduler::IntegrityError),
+    Cpu(cpu::CpuError),
     Python(PyErr),
     /// An abort that selects neither by client, nor by client and key, nor by rid, nor everything.
     Selection,
@@ -38,6 +39,12 @@ impl From<scheduler::IntegrityError> for Error {
     }
 }
 
+impl From<cpu::CpuError> for Error {
+    fn from(error: cpu::CpuError) -> Self {
+        Self::Cpu(error)
+    }
+}
+
 impl From<PyErr> for Error {
     fn from(error: PyErr) -> Self {
         Self::Python(error)
@@ -49,6 +56,7 @@ impl From<Error> for PyErr {
         match error {
             Error::Scheduler(error) => CoreError::new_err(error.to_string()),
             Error::Integrity(error) => IntegrityError::new_err(error.to_string()),
+            Error::Cpu(error) => PyValueError::new_err(error.to_string()),
             Error::Python(error) => error,
             Error::Selection => CoreError::new_err(
                 "abort takes a client, a client and a key, a rid, or nothing (everything)",

@@ -108,4 +108,4 @@ pub(crate) fn rotate_chunk(num_tokens: usize, num_threads: usize) -> usize {
     if num_tokens <= 4 { num_tokens.max(1) } else { num_tokens.div_ceil(4 * num_threads).max(2) }
 }
 
-const _: () = assert!(SPLIT % 64 == 0);
+const _: () = assert!(SPLIT.is_multiple_of(64));

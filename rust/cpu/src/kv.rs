@@ -53,7 +53,7 @@ impl KvLayout {
             padded_dim,
             dim_words: padded_dim / element.per_word(),
             per_word: element.per_word(),
-            grouped: spec.page_size % LANES == 0,
+            grouped: spec.page_size.is_multiple_of(LANES),
         }
     }
 

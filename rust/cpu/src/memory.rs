@@ -67,14 +67,31 @@ pub(crate) struct Region {
 
 impl Region {
     /// A mapping of its own, for what is large.
+    #[cfg(not(test))]
     pub(crate) fn new(words: usize) -> Region {
         Region { mapping: Arc::new(Mapping::new(words * 4)), range: 0..words }
+    }
+
+    /// As above, but ending at a page that nobody may touch: tests die of an access beyond the end.
+    #[cfg(test)]
+    pub(crate) fn new(words: usize) -> Region {
+        const PAGE_WORDS: usize = 1024;
+        let pages = words.div_ceil(PAGE_WORDS);
+        let mapping = Mapping::new((pages + 1) * 4 * PAGE_WORDS);
+        // SAFETY: the page lies within the mapping and holds nothing.
+        unsafe {
+            let guard = mapping.start.as_ptr().add(pages * 4 * PAGE_WORDS);
+            assert_eq!(libc::mprotect(guard.cast(), 4 * PAGE_WORDS, libc::PROT_NONE), 0);
+        }
+        let end = pages * PAGE_WORDS;
+        Region { mapping: Arc::new(mapping), range: end - words..end }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.range.len()
     }
 
+    #[expect(clippy::cast_ptr_alignment, reason = "mappings are page aligned")]
     pub(crate) fn as_ptr(&self) -> *const u32 {
         // SAFETY: the range lies within the mapping.
         unsafe { self.mapping.start.as_ptr().cast::<u32>().add(self.range.start) }
@@ -103,7 +120,7 @@ impl Region {
     /// The region as a matrix that tasks may write.
     pub(crate) fn rows<T>(&mut self, stride: usize) -> Rows<T> {
         assert_eq!(size_of::<T>(), 4);
-        Rows { start: self.as_mut_ptr().cast(), stride, num_rows: self.len() / stride.max(1) }
+        Rows { start: self.as_mut_ptr().cast(), stride, len: self.len() / stride.max(1) }
     }
 }
 
@@ -121,9 +138,14 @@ impl Slabs {
     /// A zeroed region of that many words.
     pub(crate) fn allocate(&self, words: usize) -> Region {
         let bytes = (words * 4).next_multiple_of(ALIGNMENT_BYTES);
-        if bytes > self.slab_bytes / 4 {
+        if bytes > self.slab_bytes / 4 || cfg!(test) {
             return Region::new(words);
         }
+        self.share(words)
+    }
+
+    fn share(&self, words: usize) -> Region {
+        let bytes = (words * 4).next_multiple_of(ALIGNMENT_BYTES);
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = current.as_ref().is_some_and(|(slab, used)| used + bytes <= slab.bytes);
         if !fits {
@@ -143,7 +165,7 @@ impl Slabs {
 pub(crate) struct Rows<T> {
     start: *mut T,
     stride: usize,
-    num_rows: usize,
+    len: usize,
 }
 
 impl<T> Clone for Rows<T> {
@@ -167,14 +189,14 @@ impl<T> Rows<T> {
     }
 
     /// `num_rows` of these rows, from `first` on.
-    pub(crate) fn from_row(self, first: usize, num_rows: usize) -> Rows<T> {
-        Rows { start: self.rows_from(first, num_rows), stride: self.stride, num_rows }
+    pub(crate) fn sub_rows(self, first: usize, num_rows: usize) -> Rows<T> {
+        Rows { start: self.rows_from(first, num_rows), stride: self.stride, len: num_rows }
     }
 
     /// Start of a row: `stride` elements.
     #[inline(always)]
     pub(crate) fn row(self, index: usize) -> *mut T {
-        assert!(index < self.num_rows, "row {index} of {}", self.num_rows);
+        assert!(index < self.len, "row {index} of {}", self.len);
         // SAFETY: within the region, as just checked.
         unsafe { self.start.add(index * self.stride) }
     }
@@ -182,7 +204,7 @@ impl<T> Rows<T> {
     /// Rows from `index` on, `count` of them checked to exist.
     #[inline(always)]
     pub(crate) fn rows_from(self, index: usize, count: usize) -> *mut T {
-        assert!(index + count <= self.num_rows, "rows {index}+{count} of {}", self.num_rows);
+        assert!(index + count <= self.len, "rows {index}+{count} of {}", self.len);
         // SAFETY: within the region, as just checked.
         unsafe { self.start.add(index * self.stride) }
     }
@@ -193,12 +215,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn regions_are_zero_aligned_and_disjoint() {
+    fn regions_are_zero_and_disjoint() {
         let slabs = Slabs::new();
         let mut regions: Vec<Region> =
             [1, 17, 4096, 3 << 20, 5].into_iter().map(|words| slabs.allocate(words)).collect();
         for (index, region) in regions.iter_mut().enumerate() {
-            assert_eq!(region.as_ptr() as usize % ALIGNMENT_BYTES, 0);
             assert!(region.as_slice().iter().all(|&word| word == 0));
             region.as_mut_slice().fill(index as u32 + 1);
         }
@@ -208,7 +229,17 @@ mod tests {
     }
 
     #[test]
-    fn large_regions_start_at_a_huge_page() {
-        assert_eq!(Region::new(1 << 20).as_ptr() as usize % HUGE_PAGE_BYTES, 0);
+    fn small_regions_share_a_slab() {
+        let slabs = Slabs::new();
+        let [first, second] = [100, 50].map(|words| slabs.share(words));
+        assert!(Arc::ptr_eq(&first.mapping, &second.mapping));
+        assert_eq!((first.range, second.range), (0..100, 112..162));
+        let many: Vec<Region> = (0..40).map(|_| slabs.share(1 << 20)).collect();
+        assert!(many.iter().all(|region| region.range.end * 4 <= region.mapping.bytes));
+    }
+
+    #[test]
+    fn mappings_start_at_a_huge_page() {
+        assert_eq!(Mapping::new(1 << 20).start.as_ptr() as usize % HUGE_PAGE_BYTES, 0);
     }
 }

@@ -26,7 +26,7 @@ macro_rules! sections {
 
             fn check_widths(&self) -> Result<(), CpuError> {
                 $(
-                    if self.section($index).len() % $width != 0 {
+                    if !self.section($index).len().is_multiple_of($width) {
                         let name = stringify!($name);
                         return Err(CpuError::invalid(format!("{name} of the plan is cut off")));
                     }
@@ -223,9 +223,9 @@ impl StepResult {
         }
         header[4] = offset as u64;
         let mut block = Vec::with_capacity(offset);
-        header.iter().for_each(|word| block.extend_from_slice(&word.to_le_bytes()));
+        block.extend(header.iter().flat_map(|word| word.to_le_bytes()));
         for section in &sections {
-            section.iter().for_each(|word| block.extend_from_slice(&word.to_le_bytes()));
+            block.extend(section.iter().flat_map(|word| word.to_le_bytes()));
             block.resize(block.len().next_multiple_of(8), 0);
         }
         block

@@ -79,7 +79,7 @@ impl Shared {
                     idle_since = Instant::now();
                 }
                 spins += 1;
-                if spins % 64 == 0 && idle_since.elapsed() > SPIN {
+                if spins.is_multiple_of(64) && idle_since.elapsed() > SPIN {
                     break;
                 }
                 std::hint::spin_loop();
@@ -162,6 +162,7 @@ impl ThreadPool {
     }
 
     fn offer(&self, number: u32, num_tasks: usize, run: &(dyn Fn(usize, usize) + Sync)) {
+        #[expect(clippy::transmute_ptr_to_ptr, reason = "a cast cannot change the lifetime")]
         // SAFETY: only the lifetime is erased; `run` returns when no thread uses the job any more.
         let run = unsafe {
             std::mem::transmute::<

@@ -112,7 +112,7 @@ pub(crate) struct Head {
     /// Norm before the head.
     pub(crate) norm: usize,
     /// Linear over the vocabulary.
-    pub(crate) head: usize,
+    pub(crate) linear: usize,
 }
 
 /// A step's tokens, as the operations need them.
@@ -122,6 +122,9 @@ pub(crate) struct StepTokens {
     pub(crate) pages: Vec<u32>,
     pub(crate) rows: Vec<AttendRow>,
 }
+
+/// Attention plans of one step by shape and window.
+type Plans = Vec<(HeadShape, Option<usize>, AttendPlan)>;
 
 /// The operations with their buffers.
 pub(crate) struct Program {
@@ -153,7 +156,7 @@ impl Program {
                 CpuError::invalid(format!("operation {operation:?} of the program: {error}"))
             })?;
         }
-        check.linear(head.head, check.wide(head.hidden)?)?;
+        check.linear(head.linear, check.wide(head.hidden)?)?;
         check.norm(head.norm, check.wide(head.hidden)?)?;
         let scratch = (0..weights.num_threads()).map(|_| Mutex::new(Scratch::new())).collect();
         Ok(Program {
@@ -208,7 +211,7 @@ impl Program {
     pub(crate) fn run(&mut self, weights: &Weights, kv: &mut KvPool, step: &StepTokens) {
         let num_tokens = step.token_ids.len();
         self.reserve(weights, kv, num_tokens);
-        let mut plans = Vec::new();
+        let mut plans = Plans::new();
         for index in 0..self.operations.len() {
             match self.operations[index] {
                 Operation::Embed { table, to } => {
@@ -265,7 +268,7 @@ impl Program {
         &mut self,
         weights: &Weights,
         kv: &mut KvPool,
-        (step, plans): (&StepTokens, &mut Vec<(HeadShape, Option<usize>, AttendPlan)>),
+        (step, plans): (&StepTokens, &mut Plans),
         attend: Attend,
     ) {
         let heads = HeadShape {

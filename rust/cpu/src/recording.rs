@@ -28,11 +28,11 @@ impl Recording {
             _ => Err(CpuError::invalid(format!("a program has no {kind:?} buffers"))),
         });
         let operations = self.operations.iter().map(operation);
-        let (hidden, norm, head) = self.head;
+        let (hidden, norm, linear) = self.head;
         Ok((
             buffers.collect::<Result<_, _>>()?,
             operations.collect::<Result<_, _>>()?,
-            Head { hidden, norm, head },
+            Head { hidden, norm, linear },
         ))
     }
 }

@@ -100,7 +100,7 @@ impl Sampler<'_> {
         }
         for start in (0..num_logits).step_by(CHUNK) {
             let chunk = start..(start + CHUNK).min(num_logits);
-            let inputs = Rows::from_row(input, start, chunk.len());
+            let inputs = input.sub_rows(start, chunk.len());
             let logits = scratch.logits.rows::<f32>(self.vocab_size);
             let matrices = (inputs, Epilogue::Store(logits));
             let (pool, kernels) = (&self.weights.pool, self.weights.kernels);

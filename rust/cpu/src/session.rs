@@ -74,7 +74,7 @@ impl Session {
         }
         let table_len = sizes.max_context_len.div_ceil(sizes.kv.page_size);
         Ok(Session {
-            vocab_size: weights.linears[head.head].out_features,
+            vocab_size: weights.linears[head.linear].out_features,
             program,
             sizes,
             kv,
@@ -164,7 +164,7 @@ impl Session {
         let masks = masks.map(le_words);
         let sampler = Sampler {
             weights: &self.weights,
-            head: &self.weights.linears[self.program.head.head],
+            head: &self.weights.linears[self.program.head.linear],
             states: &self.states,
             plan: &plan,
             masks: masks.as_deref(),

@@ -54,5 +54,5 @@ pub(crate) fn every_kernel() -> Vec<Kernels> {
 /// Rows of a region without its first and last row, which stay as canaries.
 pub(crate) fn inner_rows(region: &mut Region, stride: usize, num_rows: usize) -> Rows<f32> {
     assert_eq!(region.len(), (num_rows + 2) * stride);
-    region.rows::<f32>(stride).from_row(1, num_rows)
+    region.rows::<f32>(stride).sub_rows(1, num_rows)
 }

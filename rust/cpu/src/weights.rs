@@ -96,7 +96,7 @@ fn set_element(element: Element, row: &mut [u32], index: usize, value: f32) {
         Element::Bf16 => {
             let word = &mut row[index / 2];
             let bits = u32::from(crate::simd::bf16_from_f32(value));
-            *word = if index % 2 == 0 {
+            *word = if index.is_multiple_of(2) {
                 *word & 0xffff_0000 | bits
             } else {
                 *word & 0xffff | bits << 16
@@ -167,8 +167,8 @@ impl PackedLinear {
     /// Whether gate and up halves consist of panels of their own.
     pub fn halves_are_panels(&self) -> bool {
         let half = self.panels.len() / 2;
-        self.panels.len() % 2 == 0
-            && self.out_features % 2 == 0
+        self.panels.len().is_multiple_of(2)
+            && self.out_features.is_multiple_of(2)
             && self.panels[half].start == self.out_features / 2
     }
 
@@ -332,7 +332,7 @@ pub struct Rotary {
 
 impl Rotary {
     pub(crate) fn new(half: usize, cos: Vec<f32>, sin: Vec<f32>) -> Result<Rotary, CpuError> {
-        if cos.len() != sin.len() || half == 0 || cos.len() % half != 0 {
+        if cos.len() != sin.len() || half == 0 || !cos.len().is_multiple_of(half) {
             return Err(CpuError::invalid(format!(
                 "rotary tables of {} and {} values do not fit {half} frequencies",
                 cos.len(),

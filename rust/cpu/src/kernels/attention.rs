@@ -549,7 +549,7 @@ fn store_output<K: Kernel>(
         unsafe {
             // Adding zero makes -0 and 0, which hidden tiles may turn into one another, the same.
             let x = s.add(s.div(s.load(chunk.as_ptr()), sum), s.splat(0.0));
-            if head_dim % LANES == 0 {
+            if head_dim.is_multiple_of(LANES) {
                 k.store_elements(row.add((head * head_dim + at) / K::PER_WORD), x);
                 continue;
             }

@@ -38,6 +38,130 @@ fn rotary(half: usize, positions: usize) -> Rotary {
     Rotary::new(half, cos, sin).unwrap()
 }
 
+/// Everything that lives between steps.
+struct Harness<'a> {
+    kernels: Kernels,
+    model: &'a Model,
+    sequences: &'a [Sequence],
+    kv: KvPool,
+    pages: Vec<u32>, // [sequence][table_len]
+    table_len: usize,
+    pool: ThreadPool,
+    scratch: Vec<Mutex<Scratch>>,
+    rotary: Rotary,
+    computed: Vec<usize>,
+}
+
+impl Harness<'_> {
+    fn new<'a>(
+        kernels: Kernels,
+        model: &'a Model,
+        sequences: &'a [Sequence],
+        num_threads: usize,
+    ) -> Harness<'a> {
+        let heads = model.heads;
+        let longest = sequences.iter().map(|s| s.len).max().unwrap();
+        let table_len = longest.div_ceil(model.page_size);
+        let count = sequences.len();
+        let spec = KvSpec {
+            num_layers: 2,
+            num_kv_heads: heads.num_kv_heads,
+            head_dim: heads.head_dim,
+            num_pages: 1 + table_len * count,
+            page_size: model.page_size,
+        };
+        let mut kv = KvPool::new(spec, kernels.element).unwrap();
+        let words = kv.layout.layer_words() * 2;
+        // Leftovers of earlier owners: infinities and NaN must never show.
+        // SAFETY: the pool has two layers and nobody else uses it.
+        unsafe { std::slice::from_raw_parts_mut(kv.layer(0), words) }.fill(0x7f80_ffff);
+        Harness {
+            kernels,
+            model,
+            sequences,
+            kv,
+            pages: (0..count)
+                .flat_map(|s| (0..table_len).map(move |i| 1 + (i * count + s) as u32))
+                .collect(),
+            table_len,
+            pool: ThreadPool::new(num_threads),
+            scratch: (0..num_threads).map(|_| Mutex::new(Scratch::new())).collect(),
+            rotary: rotary(heads.head_dim / 2 - 2, longest),
+            computed: vec![0; count],
+        }
+    }
+
+    /// Rows, positions, pages and projections of a step's tokens.
+    fn inputs(&self, step: &[(usize, usize)]) -> (Vec<AttendRow>, Vec<u32>, Vec<u32>, Region) {
+        let width = width(self.model.heads);
+        let (mut rows, mut positions, mut pages) = (Vec::new(), Vec::new(), Vec::new());
+        let mut values = Vec::new();
+        for &(s, count) in step {
+            let table = self.pages[s * self.table_len..(s + 1) * self.table_len].to_vec();
+            let start = self.computed[s];
+            let tokens = positions.len()..positions.len() + count;
+            for position in start..start + count {
+                positions.push(position as u32);
+                pages.push(table[position / self.model.page_size]);
+            }
+            values.extend(&self.sequences[s].qkv[start * width..(start + count) * width]);
+            rows.push(AttendRow { tokens, computed_len: start, table });
+        }
+        let mut qkv = Region::new(values.len());
+        let words = qkv.as_mut_slice().iter_mut();
+        words.zip(&values).for_each(|(word, value): (_, &f32)| *word = value.to_bits());
+        (rows, positions, pages, qkv)
+    }
+
+    fn step(&mut self, step: &[(usize, usize)]) -> Region {
+        let heads = self.model.heads;
+        let (rows, positions, pages, mut qkv) = self.inputs(step);
+        let layout = self.kv.layout;
+        let layer = Layer(self.kv.layer(1));
+        let stride = heads.num_heads * layout.dim_words;
+        let mut queries = Region::new(positions.len() * stride);
+        self.kernels.rotate(&RotateTask {
+            heads,
+            qkv: qkv.rows(width(heads)),
+            queries: queries.rows(stride),
+            rotary: &self.rotary,
+            query_norm: self.model.norm.as_ref(),
+            key_norm: self.model.norm.as_ref(),
+            layout,
+            layer,
+            positions: &positions,
+            pages: &pages,
+            tokens: 0..positions.len(),
+        });
+        let plan = AttendPlan::new(&rows, heads, self.model.window);
+        let mut output = Region::new(positions.len() * out_words(self.kernels, heads));
+        let mut partials = Region::new(plan.partial_rows(heads).max(1) * partial_stride(layout));
+        let context = AttendContext {
+            heads,
+            window: self.model.window,
+            layout,
+            layer,
+            queries: queries.rows(stride),
+            output: output.rows(out_words(self.kernels, heads)),
+            partials: partials.rows(partial_stride(layout)),
+            rows: &rows,
+        };
+        plan.run(&self.pool, self.kernels, &context, &self.scratch);
+        for &(s, count) in step {
+            self.computed[s] += count;
+        }
+        output
+    }
+}
+
+fn width(heads: HeadShape) -> usize {
+    (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
+}
+
+fn out_words(kernels: Kernels, heads: HeadShape) -> usize {
+    (heads.num_heads * heads.head_dim).next_multiple_of(16) / kernels.element.per_word()
+}
+
 /// Compute sequences in the given chunks (per step: (sequence, tokens) rows); `[seq][token][out]`.
 fn run(
     kernels: Kernels,
@@ -46,88 +170,15 @@ fn run(
     steps: &[Vec<(usize, usize)>],
     num_threads: usize,
 ) -> Vec<Vec<u32>> {
-    let heads = model.heads;
-    let longest = sequences.iter().map(|s| s.len).max().unwrap();
-    let table_len = longest.div_ceil(model.page_size);
-    let num_pages = 1 + table_len * sequences.len();
-    let spec = KvSpec {
-        num_layers: 2,
-        num_kv_heads: heads.num_kv_heads,
-        head_dim: heads.head_dim,
-        num_pages,
-        page_size: model.page_size,
-    };
-    let mut kv = KvPool::new(spec, kernels.element).unwrap();
-    let poison = kv.layout.layer_words() * 2;
-    // Leftovers of earlier owners: infinities and NaN must never show.
-    // SAFETY: the pool has two layers and nobody else uses it.
-    unsafe { std::slice::from_raw_parts_mut(kv.layer(0), poison) }.fill(0x7f80_ffff);
-    let pages: Vec<u32> = (0..sequences.len())
-        .flat_map(|s| (0..table_len).map(move |i| 1 + (i * sequences.len() + s) as u32))
-        .collect();
-    let pool = ThreadPool::new(num_threads);
-    let scratch: Vec<Mutex<Scratch>> =
-        (0..num_threads).map(|_| Mutex::new(Scratch::new())).collect();
-    let rotary = rotary(heads.head_dim / 2 - 2, longest);
-    let out_words =
-        (heads.num_heads * heads.head_dim).next_multiple_of(16) / kernels.element.per_word();
-    let width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim;
-    let mut outputs: Vec<Vec<u32>> = sequences.iter().map(|s| vec![0; s.len * out_words]).collect();
-    let mut computed = vec![0; sequences.len()];
+    let mut harness = Harness::new(kernels, model, sequences, num_threads);
+    let mut outputs = vec![Vec::new(); sequences.len()];
     for step in steps {
-        let num_tokens: usize = step.iter().map(|&(_, count)| count).sum();
-        let mut qkv = Region::new(num_tokens * width);
-        let (mut rows, mut positions, mut token_pages) = (Vec::new(), Vec::new(), Vec::new());
-        let mut flat = 0;
+        let output = harness.step(step);
+        let mut from = output.as_slice();
         for &(s, count) in step {
-            let table = pages[s * table_len..(s + 1) * table_len].to_vec();
-            rows.push(AttendRow { tokens: flat..flat + count, computed_len: computed[s], table });
-            for position in computed[s]..computed[s] + count {
-                let from = &sequences[s].qkv[position * width..(position + 1) * width];
-                let to = &mut qkv.as_mut_slice()[flat * width..(flat + 1) * width];
-                to.iter_mut().zip(from).for_each(|(to, from)| *to = from.to_bits());
-                positions.push(position as u32);
-                token_pages.push(pages[s * table_len + position / model.page_size]);
-                flat += 1;
-            }
-        }
-        let mut queries = Region::new(num_tokens * heads.num_heads * kv.layout.dim_words);
-        let layout = kv.layout;
-        let layer = Layer(kv.layer(1));
-        let query_rows = queries.rows(heads.num_heads * layout.dim_words);
-        kernels.rotate(&RotateTask {
-            heads,
-            qkv: qkv.rows(width),
-            queries: query_rows,
-            rotary: &rotary,
-            query_norm: model.norm.as_ref(),
-            key_norm: model.norm.as_ref(),
-            layout,
-            layer,
-            positions: &positions,
-            pages: &token_pages,
-            tokens: 0..num_tokens,
-        });
-        let plan = AttendPlan::new(&rows, heads, model.window);
-        let mut output = Region::new(num_tokens * out_words);
-        let stride = partial_stride(layout);
-        let mut partials = Region::new(plan.partial_rows(heads).max(1) * stride);
-        let context = AttendContext {
-            heads,
-            window: model.window,
-            layout,
-            layer,
-            queries: query_rows,
-            output: output.rows(out_words),
-            partials: partials.rows(stride),
-            rows: &rows,
-        };
-        plan.run(&pool, kernels, &context, &scratch);
-        for (row, &(s, count)) in rows.iter().zip(step) {
-            let from = row.tokens.start * out_words..row.tokens.end * out_words;
-            let at = computed[s] * out_words;
-            outputs[s][at..at + count * out_words].copy_from_slice(&output.as_slice()[from]);
-            computed[s] += count;
+            let (row, rest) = from.split_at(count * out_words(kernels, model.heads));
+            outputs[s].extend_from_slice(row);
+            from = rest;
         }
     }
     outputs
@@ -226,8 +277,7 @@ fn attention_agrees_with_float64() {
             let model = Model { heads: HEADS, window, page_size, norm: normed.then_some(norm) };
             let sequences = [sequence(&mut random, HEADS, 300)];
             let out = run(kernels, &model, &sequences, &alone(&sequences, 300), 1);
-            let out_words = (HEADS.num_heads * HEADS.head_dim).next_multiple_of(16)
-                / kernels.element.per_word();
+            let out_words = out_words(kernels, HEADS);
             let tolerance = if kernels.element == Element::Bf16 { 0.04 } else { 3e-5 };
             for position in [0, 1, 15, 16, 63, 64, 100, 255, 256, 299] {
                 for head in 0..HEADS.num_heads {

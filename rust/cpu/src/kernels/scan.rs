@@ -195,3 +195,43 @@ pub(crate) fn noisy_best<K: Kernel>(k: K, task: &NoiseTask<'_>) -> u32 {
     }
     best.0
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{Random, every_kernel};
+
+    #[test]
+    fn sums_of_exponentials_agree_with_the_library() {
+        let mut random = Random::new(2);
+        for kernels in every_kernel() {
+            for len in [1, 16, 63, 64, 1003] {
+                let row: Vec<f32> = (0..len).map(|_| -random.uniform() * 90.0).collect();
+                let expected: f64 = row.iter().map(|&x| f64::from(x).exp()).sum();
+                let wide = kernels.sum_of_exp(&row);
+                assert!((wide - expected).abs() <= 1e-14 * expected, "{wide} {expected}");
+                let narrow = f64::from(kernels.exp_sum(&row, 0.0));
+                assert!((narrow - expected).abs() <= 1e-5 * expected, "{narrow} {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn extents_find_the_first_best_and_what_is_not_finite() {
+        for kernels in every_kernel() {
+            for len in [1, 15, 16, 17, 100] {
+                let mut row = vec![-1.0_f32; len];
+                row[len / 2] = 4.0;
+                row[len - 1] = 4.0;
+                let extent = kernels.extent(&row, 1000);
+                assert_eq!((extent.best as usize, extent.finite), (1000 + len / 2, true));
+                for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                    for at in [0, len - 1] {
+                        let mut row = row.clone();
+                        row[at] = bad;
+                        assert!(!kernels.extent(&row, 0).finite, "{bad} at {at} of {len}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -36,49 +36,55 @@ pub(crate) struct Kernels {
 type AttendFunction = unsafe fn(&AttendContext<'_>, &AttendItem, &mut Scratch);
 
 macro_rules! table {
-    ($name:ident, $isa:expr, $element:expr, $kernel:expr $(, $feature:literal)?) => {
+    ($name:ident, $isa:expr, $element:expr, $kernel:ty $(, $feature:literal)?) => {
         mod $name {
             use super::*;
 
+            #[inline(always)]
+            fn kernel() -> $kernel {
+                // SAFETY: `Kernels::new` hands a table out only after `Isa::is_available`.
+                unsafe { <$kernel>::assume() }
+            }
+
             $(#[target_feature(enable = $feature)])?
             unsafe fn linear(task: &LinearTask<'_>) {
-                crate::kernels::linear::linear($kernel, task);
+                crate::kernels::linear::linear(kernel(), task);
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn rows(task: &RowsTask<'_>) {
-                crate::kernels::rows::rows($kernel, task);
+                crate::kernels::rows::rows(kernel(), task);
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn embed(task: &EmbedTask<'_>) {
-                crate::kernels::rows::embed($kernel, task);
+                crate::kernels::rows::embed(kernel(), task);
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn finite(task: &mut FiniteTask<'_>) {
-                crate::kernels::rows::finite($kernel, task);
+                crate::kernels::rows::finite(kernel(), task);
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn checksum(words: &[u32]) -> f32 {
-                crate::kernels::rows::checksum($kernel, words)
+                crate::kernels::rows::checksum(kernel(), words)
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn rotate(task: &RotateTask<'_>) {
-                crate::kernels::rotate::rotate($kernel, task);
+                crate::kernels::rotate::rotate(kernel(), task);
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn attend(context: &AttendContext<'_>, item: &AttendItem, scratch: &mut Scratch) {
-                crate::kernels::attention::attend($kernel, context, item, scratch);
+                crate::kernels::attention::attend(kernel(), context, item, scratch);
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn merge(context: &AttendContext<'_>, item: &AttendItem, scratch: &mut Scratch) {
-                crate::kernels::attention::merge_partials($kernel, context, item, scratch);
+                crate::kernels::attention::merge_partials(kernel(), context, item, scratch);
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn extent(row: &[f32], first: usize) -> Extent {
-                crate::kernels::scan::extent($kernel, row, first)
+                crate::kernels::scan::extent(kernel(), row, first)
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn exp_sum(row: &[f32], highest: f32) -> f32 {
-                crate::kernels::scan::exp_sum($kernel, row, highest)
+                crate::kernels::scan::exp_sum(kernel(), row, highest)
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn scale(row: &mut [f32], highest: f32, temperature: f32) {
@@ -90,7 +96,7 @@ macro_rules! table {
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn noisy_best(task: &NoiseTask<'_>) -> u32 {
-                crate::kernels::scan::noisy_best($kernel, task)
+                crate::kernels::scan::noisy_best(kernel(), task)
             }
             pub(super) const TABLE: Kernels = Kernels {
                 isa: $isa,
@@ -118,24 +124,26 @@ table!(portable_bf16, Isa::Portable, Element::Bf16, PortableBf16);
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::*;
+    use super::{
+        AttendContext, AttendItem, Element, EmbedTask, Extent, FiniteTask, Isa, Kernels,
+        LinearTask, NoiseTask, RotateTask, RowsTask, Scratch,
+    };
     use crate::simd::{Avx2, Avx2Bf16, Avx512, Avx512Bf16};
 
-    // SAFETY of the `assume`s: `Kernels::new` hands a table out only after `Isa::is_available`.
-    table!(avx2_f32, Isa::Avx2, Element::F32, unsafe { Avx2::assume() }, "avx2,fma");
-    table!(avx2_bf16, Isa::Avx2, Element::Bf16, unsafe { Avx2Bf16::assume() }, "avx2,fma");
+    table!(avx2_f32, Isa::Avx2, Element::F32, Avx2, "avx2,fma");
+    table!(avx2_bf16, Isa::Avx2, Element::Bf16, Avx2Bf16, "avx2,fma");
     table!(
         avx512_f32,
         Isa::Avx512Bf16,
         Element::F32,
-        unsafe { Avx512::assume() },
+        Avx512,
         "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16"
     );
     table!(
         avx512_bf16,
         Isa::Avx512Bf16,
         Element::Bf16,
-        unsafe { Avx512Bf16::assume() },
+        Avx512Bf16,
         "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16"
     );
 

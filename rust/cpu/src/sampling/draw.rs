@@ -200,3 +200,128 @@ fn lowest_mass(cell: usize) -> f64 {
     }
     (-(cell as f64 + 1.0) / f64::from(CELLS_PER_UNIT)).exp()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampling::philox::{gumbel, philox};
+    use crate::testing::{Random, every_kernel};
+
+    fn noise(id: usize, position: u32, seed: u64) -> f32 {
+        gumbel(philox(id as u32 / 4, position, seed)[id % 4][0])
+    }
+
+    /// The rules by sorting everything.
+    fn naive(logits: &[f32], selection: &Selection<'_>) -> u32 {
+        let slot = selection.slot;
+        let mut row = logits.to_vec();
+        adjust(&mut row, selection);
+        let highest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let scaled: Vec<f32> = row.iter().map(|x| (x - highest) / slot.temperature).collect();
+        let mut ids: Vec<usize> = (0..row.len()).collect();
+        ids.sort_by(|&a, &b| scaled[b].total_cmp(&scaled[a]).then(a.cmp(&b)));
+        if slot.top_k > 0 {
+            ids.truncate(slot.top_k as usize);
+        }
+        let total: f64 = ids.iter().map(|&id| f64::from(scaled[id]).exp()).sum();
+        let mut kept = Vec::new();
+        let mut mass = 0.0;
+        for id in ids {
+            if !kept.is_empty() && slot.top_p < 1.0 && mass >= f64::from(slot.top_p) * total {
+                break;
+            }
+            mass += f64::from(scaled[id]).exp();
+            kept.push(id);
+        }
+        if slot.min_p > 0.0 {
+            kept.retain(|&id| scaled[id] >= slot.min_p.ln());
+        }
+        kept.sort_unstable();
+        let score = |id: usize| scaled[id] + noise(id, selection.position, slot.seed);
+        let mut best = kept[0];
+        for &id in &kept {
+            if score(id) > score(best) {
+                best = id;
+            }
+        }
+        best as u32
+    }
+
+    #[test]
+    fn draws_are_those_of_sorting_everything() {
+        let mut random = Random::new(11);
+        for kernels in every_kernel() {
+            let mut work = Vec::new();
+            for round in 0..300 {
+                let vocabulary = [5, 199, 1003][round % 3];
+                let spread = [0.1, 2.0, 10.0][round / 3 % 3];
+                let coarse = round % 7 == 0; // many equal logits
+                let logits: Vec<f32> = (0..vocabulary)
+                    .map(|_| random.normal() * spread)
+                    .map(|x| if coarse { x.round() + 0.0 } else { x })
+                    .collect();
+                let mut slot = SlotSampling {
+                    temperature: 0.3 + random.uniform(),
+                    top_p: if random.below(2) == 0 { 1.0 } else { random.uniform() },
+                    top_k: random.below(2) as i32 * (1 + random.below(vocabulary - 1)) as i32,
+                    min_p: if random.below(3) == 0 { random.uniform() * 0.2 } else { 0.0 },
+                    repetition_penalty: 1.0,
+                    seed: round as u64 * 77 + 3,
+                    ..SlotSampling::default()
+                };
+                if random.below(2) == 0 {
+                    slot.bias = vec![(random.below(vocabulary) as u32, 3.0)];
+                    slot.repetition_penalty = 1.3;
+                    slot.frequency_penalty = 0.5;
+                    slot.count(1);
+                    slot.count(1);
+                    slot.count(3);
+                }
+                let selection =
+                    Selection { slot: &slot, position: round as u32, mask: None, raw_best: None };
+                let drawn = draw(kernels, &logits, &selection, &mut work);
+                assert_eq!(drawn.token, naive(&logits, &selection), "{:?} {slot:?}", kernels.isa);
+            }
+        }
+    }
+
+    #[test]
+    fn a_mask_that_allows_nothing_is_reported() {
+        let kernels = every_kernel()[0];
+        let slot = SlotSampling { repetition_penalty: 1.0, ..SlotSampling::default() };
+        let mut work = Vec::new();
+        let mut mask = [0; 2];
+        for allowed in [None, Some(37)] {
+            if let Some(id) = allowed {
+                mask[id / 32] |= 1 << (id % 32);
+            }
+            let selection =
+                Selection { slot: &slot, position: 0, mask: Some(&mask), raw_best: None };
+            let drawn = draw(kernels, &[0.5; 50], &selection, &mut work);
+            assert_eq!(drawn.possible, allowed.is_some());
+            if let Some(id) = allowed {
+                assert_eq!(drawn.token as usize, id);
+            }
+        }
+    }
+
+    #[test]
+    fn low_ids_win_ties_and_low_temperatures_overflow_nothing() {
+        let kernels = every_kernel()[0];
+        let mut work = Vec::new();
+        for temperature in [0.0, 1e-5, 2e-6] {
+            let slot = SlotSampling {
+                temperature,
+                repetition_penalty: 1.0,
+                top_p: 1.0,
+                ..Default::default()
+            };
+            let selection = Selection { slot: &slot, position: 3, mask: None, raw_best: None };
+            let logits = [0.0, -3e38, 7.0, 5.0, 3.0];
+            assert_eq!(draw(kernels, &logits, &selection, &mut work).token, 2);
+        }
+        let slot = SlotSampling { repetition_penalty: 1.0, ..SlotSampling::default() };
+        let selection = Selection { slot: &slot, position: 3, mask: None, raw_best: None };
+        assert_eq!(draw(kernels, &[1.0, 2.0, 2.0], &selection, &mut work).token, 1);
+    }
+}

@@ -6,6 +6,15 @@ use super::{Kernel, LANES, Simd};
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;
 
+impl Portable {
+    /// # Safety
+    /// None; other kernels need instructions.
+    #[inline(always)]
+    pub(crate) unsafe fn assume() -> Portable {
+        Portable
+    }
+}
+
 macro_rules! lanes {
     ($index:ident => $value:expr) => {{
         let mut result = [0.0_f32; LANES];
@@ -141,6 +150,15 @@ impl Kernel for Portable {
 /// bfloat16 elements.
 #[derive(Clone, Copy)]
 pub(crate) struct PortableBf16;
+
+impl PortableBf16 {
+    /// # Safety
+    /// None; other kernels need instructions.
+    #[inline(always)]
+    pub(crate) unsafe fn assume() -> PortableBf16 {
+        PortableBf16
+    }
+}
 
 impl Kernel for PortableBf16 {
     type S = Portable;
