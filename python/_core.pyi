@@ -8,7 +8,15 @@ from typing import Final, final
 
 from typing_extensions import Buffer
 
-__all__ = ["VERSION", "Core", "CoreError", "IntegrityError"]
+__all__ = [
+    "VERSION",
+    "Core",
+    "CoreError",
+    "CpuLinearBench",
+    "CpuModel",
+    "IntegrityError",
+    "cpu_isas",
+]
 
 VERSION: Final[str]
 

@@ -9,6 +9,7 @@ use crate::kernels::attention::{
 };
 use crate::kernels::rotate::HeadShape;
 use crate::pool::ThreadPool;
+use crate::schedule::SHARED_PRODUCTS;
 
 /// One row of a step.
 #[derive(Clone, Debug)]
@@ -22,7 +23,8 @@ pub(crate) struct AttendRow {
 pub(crate) struct AttendPlan {
     items: Vec<AttendItem>,
     merges: Vec<AttendItem>,
-    pub(crate) num_partials: usize,
+    num_partials: usize,
+    is_worth_sharing: bool,
 }
 
 impl AttendPlan {
@@ -30,7 +32,12 @@ impl AttendPlan {
     pub(crate) fn new(rows: &[AttendRow], heads: HeadShape, window: Option<usize>) -> AttendPlan {
         let shared = heads.num_heads / heads.num_kv_heads;
         let most = (MAX_QUERIES / shared).max(1);
-        let mut plan = AttendPlan { items: Vec::new(), merges: Vec::new(), num_partials: 0 };
+        let mut plan = AttendPlan {
+            items: Vec::new(),
+            merges: Vec::new(),
+            num_partials: 0,
+            is_worth_sharing: false,
+        };
         for (index, row) in rows.iter().enumerate() {
             let kv_len = row.computed_len + row.tokens.len();
             for first_token in row.tokens.clone().step_by(most) {
@@ -51,6 +58,9 @@ impl AttendPlan {
                 }
             }
         }
+        let keys = |item: &AttendItem| item.num_tokens * item.splits.len() * SPLIT;
+        let products: usize = plan.items.iter().map(keys).sum::<usize>() * shared * heads.head_dim;
+        plan.is_worth_sharing = products >= 4 * SHARED_PRODUCTS;
         // Long ones first: the threads finish together.
         plan.items.sort_by_key(|item| std::cmp::Reverse(item.splits.len() * item.num_tokens));
         plan
@@ -92,11 +102,11 @@ impl AttendPlan {
             partial: item.partial.map(|partial| partial * shared),
             ..item.clone()
         };
-        pool.run(self.items.len(), |task, thread| {
+        pool.run_shared(self.is_worth_sharing, self.items.len(), |task, thread| {
             let mut scratch = scratch[thread].lock().unwrap_or_else(PoisonError::into_inner);
             kernels.attend(context, &in_rows(&self.items[task]), &mut scratch);
         });
-        pool.run(self.merges.len(), |task, thread| {
+        pool.run_shared(self.merges.len() > 16, self.merges.len(), |task, thread| {
             let mut scratch = scratch[thread].lock().unwrap_or_else(PoisonError::into_inner);
             kernels.merge_partials(context, &in_rows(&self.merges[task]), &mut scratch);
         });

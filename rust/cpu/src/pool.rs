@@ -161,6 +161,20 @@ impl ThreadPool {
         assert!(!panicked, "a kernel panicked: broken invariant");
     }
 
+    /// As `run`, but by the caller alone where the work is so little that sharing it costs more.
+    pub(crate) fn run_shared(
+        &self,
+        is_worth_sharing: bool,
+        num_tasks: usize,
+        run: impl Fn(usize, usize) + Sync,
+    ) {
+        if is_worth_sharing {
+            self.run(num_tasks, run);
+        } else {
+            (0..num_tasks).for_each(|task| run(task, 0));
+        }
+    }
+
     fn offer(&self, number: u32, num_tasks: usize, run: &(dyn Fn(usize, usize) + Sync)) {
         #[expect(clippy::transmute_ptr_to_ptr, reason = "a cast cannot change the lifetime")]
         // SAFETY: only the lifetime is erased; `run` returns when no thread uses the job any more.

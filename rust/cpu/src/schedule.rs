@@ -11,7 +11,9 @@ use crate::weights::{PANEL, PackedLinear};
 
 /// Work of a task, in products: long enough to pay for its claim, short enough that a thread that
 /// loses its core holds up the others for some microseconds only.
-const TASK_PRODUCTS: usize = 1 << 17;
+const TASK_PRODUCTS: usize = 1 << 20;
+/// Products that take the time of some synchronisations: what is less is not shared.
+pub(crate) const SHARED_PRODUCTS: usize = 1 << 16;
 /// Tasks per thread below which cuts are made smaller.
 const TASKS_PER_THREAD: usize = 6;
 /// Rows that one task takes at most: their operands should stay in cache beside a panel.
@@ -34,7 +36,8 @@ pub(crate) fn run_linear(
     let panels = wanted.min(even).max(1);
     let across = num_panels.div_ceil(panels);
     let down = rows.len().div_ceil(height.max(1));
-    pool.run(across * down, |task, _| {
+    let shared = panel_products * num_panels * rows.len() >= SHARED_PRODUCTS;
+    pool.run_shared(shared, across * down, |task, _| {
         let panel = task % across * panels;
         let row = rows.start + task / across * height;
         kernels.linear(&LinearTask {

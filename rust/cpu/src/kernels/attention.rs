@@ -120,6 +120,8 @@ struct Tile {
     start: usize,
     keys: [*const u32; 4],
     values: [*const u32; 4],
+    /// Where the next tile's groups lie, to be fetched from memory meanwhile.
+    next: Option<[*const u32; 4]>,
 }
 
 impl Work<'_> {
@@ -172,7 +174,10 @@ pub(crate) fn attend<K: Kernel>(
         scratch.part.reset(queries, padded_dim);
         let tiles = split * (SPLIT / TILE)..(split + 1) * (SPLIT / TILE);
         for index in tiles.start.max(first_tile)..tiles.end.min(last / TILE + 1) {
-            let tile = gather_tile::<K>(&work, index * TILE, &mut scratch.groups);
+            let mut tile = gather_tile::<K>(&work, index * TILE, &mut scratch.groups);
+            if index < last / TILE {
+                tile.next = next_groups(&work, (index + 1) * TILE);
+            }
             all_queries(k, &work, &tile, (&mut scratch.part, &mut scratch.weights));
         }
         if let Some(first) = item.partial {
@@ -199,7 +204,8 @@ fn gather_tile<K: Kernel>(work: &Work<'_>, start: usize, copies: &mut [u32]) -> 
     let layout = context.layout;
     let (item, group_words) = (work.item, layout.group_words());
     let table = &context.rows[item.row].table;
-    let mut tile = Tile { start, keys: [std::ptr::null(); 4], values: [std::ptr::null(); 4] };
+    let mut tile =
+        Tile { start, keys: [std::ptr::null(); 4], values: [std::ptr::null(); 4], next: None };
     for index in 0..4 {
         let position = start + index * LANES;
         if position >= item.kv_len {
@@ -242,6 +248,21 @@ fn gather_tile<K: Kernel>(work: &Work<'_>, start: usize, copies: &mut [u32]) -> 
     tile
 }
 
+/// Groups of the tile at `start` where they can be used as they lie.
+#[inline(always)]
+fn next_groups(work: &Work<'_>, start: usize) -> Option<[*const u32; 4]> {
+    let context = work.context;
+    let layout = context.layout;
+    let mut groups = [std::ptr::null(); 4];
+    for (index, group) in groups.iter_mut().enumerate() {
+        let position = (start + index * LANES).min(work.item.kv_len - 1);
+        let page = context.rows[work.item.row].table[position / layout.page_size] as usize;
+        let at = layout.group_start(page, work.item.kv_head, position % layout.page_size);
+        *group = context.layer.0.wrapping_add(at).cast_const();
+    }
+    layout.is_grouped().then_some(groups)
+}
+
 static ZEROS: [u32; 2 * MAX_HEAD_DIM] = [0; 2 * MAX_HEAD_DIM];
 
 /// Copy a group's values without what an earlier owner of the page left behind: weight 0 times
@@ -276,6 +297,8 @@ fn all_queries<K: Kernel>(
     let queries = work.num_queries();
     let height = if K::TILE_VECTORS == 4 { 6 } else { 4 };
     let mut query = 0;
+    let fetched = Tile { next: None, ..*tile };
+    let mut tile = tile;
     while query < queries {
         let count = (queries - query).min(height);
         if work.position(query + count - 1) >= tile.start {
@@ -294,6 +317,7 @@ fn all_queries<K: Kernel>(
             }
         }
         query += count;
+        tile = &fetched;
     }
 }
 
@@ -361,6 +385,11 @@ fn dot_keys<K: Kernel, const R: usize, const V: usize>(
     let mut keys = [tile.keys[group]; V];
     keys.copy_from_slice(&tile.keys[group..group + V]);
     for word in 0..dim_words {
+        if let Some(next) = tile.next {
+            for offset in 0..V {
+                k.prefetch(next[group + offset].wrapping_add(word * LANES));
+            }
+        }
         // SAFETY: queries and groups hold `dim_words` words per token.
         unsafe {
             let mut b = [k.load_words(keys[0].add(word * LANES)); V];
@@ -427,6 +456,12 @@ fn add_values<K: Kernel, const R: usize, const V: usize>(
     assert!(weights.len() >= R * row_weights);
     for (group, &values) in tile.values.iter().enumerate() {
         for word in 0..rows {
+            if let Some(next) = tile.next {
+                let at = LANES * padded_dim / K::PER_WORD + word * padded_dim + column;
+                for vector in 0..V {
+                    k.prefetch(next[group].wrapping_add(at + vector * LANES));
+                }
+            }
             // SAFETY: a group holds `rows * padded_dim` words, `weights` R rows of a tile.
             unsafe {
                 let from = values.add(word * padded_dim + column);

@@ -65,7 +65,7 @@ fn one_row<K: Kernel>(k: K, task: &LinearTask<'_>) {
     }
     if panel < task.panels.end {
         let mut sums = [[k.simd().splat(0.0); PANEL_VECTORS]; 1];
-        product::<K, 1, PANEL_VECTORS>(k, x, 0, task.weight, panel, 0, &mut sums);
+        product::<K, 1, PANEL_VECTORS>(k, x, 0, task.weight, panel, 0, None, &mut sums);
         finish_row(k, task, panel, &sums[0]);
     }
 }
@@ -121,6 +121,7 @@ fn product<K: Kernel, const R: usize, const V: usize>(
     weight: &PackedLinear,
     panel: usize,
     first: usize,
+    next: Option<*const u32>,
     sums: &mut [[Vector<K>; V]; R],
 ) {
     let panel = weight.panel(panel);
@@ -129,6 +130,12 @@ fn product<K: Kernel, const R: usize, const V: usize>(
         // SAFETY: `x` points to `R` rows of `row_words` words, and a panel holds `row_words * PANEL`.
         unsafe {
             let from = panel.add(word * PANEL + first * LANES);
+            if V == PANEL_VECTORS
+                && let Some(next) = next
+            {
+                k.prefetch(next.wrapping_add(word * PANEL));
+                k.prefetch(next.wrapping_add(word * PANEL + LANES));
+            }
             let mut b = [k.load_words(from); V];
             for vector in 1..V {
                 b[vector] = k.load_words(from.add(vector * LANES));
@@ -144,20 +151,22 @@ fn product<K: Kernel, const R: usize, const V: usize>(
     *sums = local;
 }
 
+/// Tiles of at most six rows, as even as possible: a low tile would wait for its own sums.
 #[inline(always)]
 fn tiles_of_six<K: Kernel>(k: K, task: &LinearTask<'_>, panel: usize, gated: bool) {
     let mut row = task.rows.start;
-    while task.rows.end - row >= 6 {
-        tile::<K, 6, 4>(k, task, panel, (row, 0), gated);
-        row += 6;
-    }
-    match task.rows.end - row {
-        1 => tile::<K, 1, 4>(k, task, panel, (row, 0), gated),
-        2 => tile::<K, 2, 4>(k, task, panel, (row, 0), gated),
-        3 => tile::<K, 3, 4>(k, task, panel, (row, 0), gated),
-        4 => tile::<K, 4, 4>(k, task, panel, (row, 0), gated),
-        5 => tile::<K, 5, 4>(k, task, panel, (row, 0), gated),
-        _ => {}
+    while row < task.rows.end {
+        let left = task.rows.end - row;
+        let height = left.div_ceil(left.div_ceil(6));
+        match height {
+            1 => tile::<K, 1, 4>(k, task, panel, (row, 0), gated),
+            2 => tile::<K, 2, 4>(k, task, panel, (row, 0), gated),
+            3 => tile::<K, 3, 4>(k, task, panel, (row, 0), gated),
+            4 => tile::<K, 4, 4>(k, task, panel, (row, 0), gated),
+            5 => tile::<K, 5, 4>(k, task, panel, (row, 0), gated),
+            _ => tile::<K, 6, 4>(k, task, panel, (row, 0), gated),
+        }
+        row += height;
     }
 }
 
@@ -178,6 +187,21 @@ fn tiles_of_four<K: Kernel>(k: K, task: &LinearTask<'_>, panel: usize, gated: bo
     }
 }
 
+/// What the tile at `row` fetches of the next panel: the first two of several tiles fetch a half each,
+/// so that memory is busy while a panel is used again. A single tile leaves it to the processor.
+#[inline(always)]
+fn half_of_next(
+    task: &LinearTask<'_>,
+    panel: usize,
+    row: usize,
+    height: usize,
+) -> Option<*const u32> {
+    let index = (row - task.rows.start) / height;
+    let words = task.weight.row_words * PANEL;
+    let next = task.weight.panel(panel).wrapping_add(words + index * PANEL / 2);
+    (task.rows.len() > height && index < 2).then_some(next)
+}
+
 /// `R` rows and `V` vectors from `(row, vector)` on.
 #[inline(always)]
 fn tile<K: Kernel, const R: usize, const V: usize>(
@@ -190,7 +214,8 @@ fn tile<K: Kernel, const R: usize, const V: usize>(
     let x: *const u32 = task.input.rows_from(row, R);
     let stride = task.input.stride();
     let mut sums = [[k.simd().splat(0.0); V]; R];
-    product::<K, R, V>(k, x, stride, task.weight, panel, vector, &mut sums);
+    let next = half_of_next(task, panel, row, R);
+    product::<K, R, V>(k, x, stride, task.weight, panel, vector, next, &mut sums);
     if !gated {
         for (index, sums) in sums.iter().enumerate() {
             for (offset, &sum) in sums.iter().enumerate() {
@@ -203,7 +228,8 @@ fn tile<K: Kernel, const R: usize, const V: usize>(
     let Epilogue::Gated(out) = task.epilogue else { return };
     let half = task.weight.panels.len() / 2;
     let mut ups = [[k.simd().splat(0.0); V]; R];
-    product::<K, R, V>(k, x, stride, task.weight, panel + half, vector, &mut ups);
+    let next = half_of_next(task, panel + half, row, R);
+    product::<K, R, V>(k, x, stride, task.weight, panel + half, vector, next, &mut ups);
     for index in 0..R {
         for offset in 0..V {
             let at = (row + index, vector + offset);

@@ -1,10 +1,10 @@
 //! Scans of a row of logits: the best, sums of exponentials, the best with Gumbel noise.
 
-use crate::sampling::{BLOCKS, gumbel, philox};
+use crate::sampling::{MAX_NOISE, Noise, gumbel, philox};
 use crate::simd::{Kernel, LANES, Simd, exp};
 
-/// Largest noise there is, rounded up: `25 ln 2`.
-const MAX_NOISE: f32 = 17.33;
+/// Philox blocks computed side by side.
+const BLOCKS: usize = 16;
 
 /// The largest value and the lowest id that has it.
 pub(crate) fn argmax(row: &[f32]) -> (u32, f32) {
@@ -137,11 +137,37 @@ pub(crate) fn sum_of_exp(row: &[f32]) -> f64 {
     sums.iter().sum::<f64>() + rest
 }
 
+/// Call `visit` with id and value of everything that is at least `lowest`, ids ascending.
+#[inline(always)]
+pub(crate) fn visit_above<K: Kernel>(
+    k: K,
+    row: &[f32],
+    lowest: f32,
+    visit: &mut dyn FnMut(u32, f32),
+) {
+    let s = k.simd();
+    let whole = row.len() / LANES * LANES;
+    for at in (0..whole).step_by(LANES) {
+        // SAFETY: within the slice.
+        let x = unsafe { s.load(row.as_ptr().add(at)) };
+        let mut above = !s.less(x, s.splat(lowest));
+        while above != 0 {
+            let id = at + above.trailing_zeros() as usize;
+            visit(id as u32, row[id]);
+            above &= above - 1;
+        }
+    }
+    for (id, &x) in row.iter().enumerate().skip(whole) {
+        if x >= lowest {
+            visit(id as u32, x);
+        }
+    }
+}
+
 /// A draw from probabilities proportional to `e^scaled`, whose best is 0.
 pub(crate) struct NoiseTask<'a> {
     pub(crate) scaled: &'a [f32],
-    pub(crate) seed: u64,
-    pub(crate) position: u32,
+    pub(crate) noise: Noise,
     pub(crate) likeliest: u32,
 }
 
@@ -153,10 +179,9 @@ pub(crate) struct NoiseTask<'a> {
 pub(crate) fn noisy_best<K: Kernel>(k: K, task: &NoiseTask<'_>) -> u32 {
     const IDS: usize = 4 * BLOCKS;
     let s = k.simd();
-    let lane = task.likeliest % 4;
-    let words = philox(task.likeliest / 4, task.position, task.seed);
+    let Noise { seed, position } = task.noise;
     let likeliest = task.scaled[task.likeliest as usize];
-    let mut best = (task.likeliest, likeliest + gumbel(words[lane as usize][0]));
+    let mut best = (task.likeliest, likeliest + task.noise.of(task.likeliest));
     for (index, chunk) in task.scaled.chunks(IDS).enumerate() {
         let mut values = [f32::NEG_INFINITY; IDS];
         values[..chunk.len()].copy_from_slice(chunk);
@@ -170,7 +195,7 @@ pub(crate) fn noisy_best<K: Kernel>(k: K, task: &NoiseTask<'_>) -> u32 {
         if alive == 0 {
             continue;
         }
-        let words = philox((index * BLOCKS) as u32, task.position, task.seed);
+        let words = philox::<BLOCKS>((index * BLOCKS) as u32, position, seed);
         let mut need = [0.0_f32; IDS];
         for vector in 0..IDS / LANES {
             // SAFETY: both arrays have four vectors.

@@ -31,8 +31,10 @@ pub(crate) struct Kernels {
     scale: unsafe fn(&mut [f32], f32, f32),
     sum_of_exp: unsafe fn(&[f32]) -> f64,
     noisy_best: unsafe fn(&NoiseTask<'_>) -> u32,
+    visit_above: VisitFunction,
 }
 
+type VisitFunction = unsafe fn(&[f32], f32, &mut dyn FnMut(u32, f32));
 type AttendFunction = unsafe fn(&AttendContext<'_>, &AttendItem, &mut Scratch);
 
 macro_rules! table {
@@ -98,6 +100,10 @@ macro_rules! table {
             unsafe fn noisy_best(task: &NoiseTask<'_>) -> u32 {
                 crate::kernels::scan::noisy_best(kernel(), task)
             }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn visit_above(row: &[f32], lowest: f32, visit: &mut dyn FnMut(u32, f32)) {
+                crate::kernels::scan::visit_above(kernel(), row, lowest, visit);
+            }
             pub(super) const TABLE: Kernels = Kernels {
                 isa: $isa,
                 element: $element,
@@ -114,6 +120,7 @@ macro_rules! table {
                 scale,
                 sum_of_exp,
                 noisy_best,
+                visit_above,
             };
         }
     };
@@ -248,5 +255,10 @@ impl Kernels {
     pub(crate) fn noisy_best(self, task: &NoiseTask<'_>) -> u32 {
         // SAFETY: `new` has checked the instructions.
         unsafe { (self.noisy_best)(task) }
+    }
+
+    pub(crate) fn visit_above(self, row: &[f32], lowest: f32, visit: &mut dyn FnMut(u32, f32)) {
+        // SAFETY: `new` has checked the instructions.
+        unsafe { (self.visit_above)(row, lowest, visit) };
     }
 }

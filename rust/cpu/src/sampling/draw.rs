@@ -3,16 +3,15 @@
 //! The rules and their order are the reference backend's; a draw depends on its own logits and slot
 //! alone.
 
+use super::philox::{MAX_NOISE, Noise};
 use super::slots::SlotSampling;
 use crate::kernels::Kernels;
 use crate::kernels::scan::{self, NoiseTask};
 
 /// Below this temperature a draw is greedy.
 const MIN_TEMPERATURE: f32 = 1e-6;
-/// Cells of the histogram that finds a cut without sorting.
-const CELLS: usize = 2048;
-/// Cells per unit of scaled logit.
-const CELLS_PER_UNIT: f32 = 64.0;
+/// How far below the best (scaled) logit candidates are looked for, until they are enough.
+const DEPTHS: [f32; 4] = [8.0, 16.0, 32.0, f32::INFINITY];
 
 /// What a draw needs besides its logits.
 pub(crate) struct Selection<'a> {
@@ -68,14 +67,31 @@ pub(crate) fn draw(
         return Drawn { token: best, possible };
     }
     kernels.scale(work, highest, selection.slot.temperature);
-    cut(kernels, work, selection.slot);
-    let token = kernels.noisy_best(&NoiseTask {
-        scaled: work,
-        seed: selection.slot.seed,
-        position: selection.position,
-        likeliest: best,
-    });
+    let noise = Noise { seed: selection.slot.seed, position: selection.position };
+    let limit = limit(selection.slot, work.len());
+    if limit < work.len() || selection.slot.top_p < 1.0 {
+        let token = cut(kernels, work, limit, selection.slot).best(noise);
+        return Drawn { token, possible };
+    }
+    let lowest = lowest(selection.slot);
+    for value in work.iter_mut().filter(|value| **value < lowest) {
+        *value = f32::NEG_INFINITY;
+    }
+    let token = kernels.noisy_best(&NoiseTask { scaled: work, noise, likeliest: best });
     Drawn { token, possible }
+}
+
+/// `top_k` as a number of ids.
+fn limit(slot: &SlotSampling, vocabulary: usize) -> usize {
+    match usize::try_from(slot.top_k) {
+        Ok(0) | Err(_) => vocabulary,
+        Ok(top_k) => top_k.min(vocabulary),
+    }
+}
+
+/// Scaled logit below which `min_p` leaves nothing.
+fn lowest(slot: &SlotSampling) -> f32 {
+    if slot.min_p > 0.0 { slot.min_p.max(1e-38).ln() } else { f32::NEG_INFINITY }
 }
 
 /// Apply penalties, suppression, grammar mask and bias, in this order.
@@ -108,108 +124,103 @@ fn adjust(row: &mut [f32], selection: &Selection<'_>) {
     }
 }
 
-/// Set everything but the most likely ids to -inf: top-k, then top-p of those, then min-p.
-fn cut(kernels: Kernels, scaled: &mut [f32], slot: &SlotSampling) {
-    let vocabulary = scaled.len();
-    let limit = usize::try_from(slot.top_k).unwrap_or(0);
-    let limit = if limit == 0 { vocabulary } else { limit.min(vocabulary) };
-    if limit < vocabulary || slot.top_p < 1.0 {
-        let (threshold, equals) = threshold(kernels, scaled, limit, slot.top_p);
-        keep_above(scaled, threshold, equals);
-    }
-    if slot.min_p > 0.0 {
-        let lowest = slot.min_p.max(1e-38).ln();
-        for value in scaled.iter_mut().filter(|value| **value < lowest) {
-            *value = f32::NEG_INFINITY;
-        }
-    }
-}
-
-/// Keep what exceeds `threshold` and the first `equals` that equal it.
-fn keep_above(scaled: &mut [f32], threshold: f32, mut equals: usize) {
-    for value in scaled {
-        if *value > threshold {
-            continue;
-        }
-        if *value == threshold && equals > 0 {
-            equals -= 1;
-            continue;
-        }
-        *value = f32::NEG_INFINITY;
-    }
-}
-
-fn cell(value: f32) -> usize {
-    // The best is 0; the last cell takes the rest.
-    ((-value * CELLS_PER_UNIT) as usize).min(CELLS - 1)
-}
-
-/// Value of the least likely id that is kept, and how many ids of that value are.
+/// Ids that survive a cut, the most likely first, the lower id first among equals.
 ///
-/// Kept are the `limit` largest, and of them the fewest whose probability reaches `top_p`.
-fn threshold(kernels: Kernels, scaled: &[f32], limit: usize, top_p: f32) -> (f32, usize) {
-    let all = limit == scaled.len();
-    let total = if all { kernels.sum_of_exp(scaled) } else { 0.0 };
-    let mut sorted = candidates(scaled, limit, all.then_some(f64::from(top_p) * total));
-    sorted.sort_unstable_by(|a, b| b.total_cmp(a));
-    sorted.truncate(limit);
-    let mut mass: Vec<f64> = sorted.iter().map(|&value| f64::from(value).exp()).collect();
-    let total = if all { total } else { mass.iter().sum() };
-    let target = f64::from(top_p) * total;
-    let mut kept = sorted.len();
-    if target < total {
-        let mut running = 0.0;
-        kept = 0;
-        for mass in &mut mass {
-            if running >= target {
+/// An entry holds the bits of the scaled logit's distance from the best, which ascend with it, above
+/// the id.
+struct Candidates(Vec<u64>);
+
+fn distance(entry: u64) -> f32 {
+    f32::from_bits((entry >> 32) as u32)
+}
+
+impl Candidates {
+    /// All ids whose scaled logit is at least `-depth`.
+    fn within(kernels: Kernels, scaled: &[f32], depth: f32) -> Candidates {
+        let mut entries = Vec::new();
+        kernels.visit_above(scaled, -depth, &mut |id, value| {
+            entries.push(u64::from((0.0 - value).to_bits()) << 32 | u64::from(id));
+        });
+        Candidates(entries)
+    }
+
+    fn mass(&self, kernels: Kernels) -> f64 {
+        let values: Vec<f32> = self.0.iter().map(|&entry| -distance(entry)).collect();
+        kernels.sum_of_exp(&values)
+    }
+
+    /// The id whose value plus noise is the largest; the lowest among equals.
+    fn best(&self, noise: Noise) -> u32 {
+        let mut best = (0, f32::NEG_INFINITY);
+        for &entry in &self.0 {
+            let value = -distance(entry);
+            if value + MAX_NOISE < best.1 {
                 break;
             }
-            running += *mass;
-            kept += 1;
+            let id = entry as u32;
+            let score = value + noise.of(id);
+            if score > best.1 || (score == best.1 && id < best.0) {
+                best = (id, score);
+            }
+        }
+        best.0
+    }
+}
+
+/// The `limit` largest, of them the fewest whose probability reaches `top_p`, of those what `min_p`
+/// leaves.
+fn cut(kernels: Kernels, scaled: &[f32], limit: usize, slot: &SlotSampling) -> Candidates {
+    let all = limit == scaled.len();
+    let total = if all { kernels.sum_of_exp(scaled) } else { 0.0 };
+    let top_p = f64::from(slot.top_p);
+    let mut found = Candidates(Vec::new());
+    for depth in DEPTHS {
+        found = Candidates::within(kernels, scaled, depth);
+        let enough = if all {
+            // Mass in another order of summing may fall short by a little of what it has.
+            found.mass(kernels) >= top_p * total * (1.0 + 1e-9)
+        } else {
+            found.0.len() >= limit
+        };
+        if enough {
+            break;
         }
     }
-    let kept = kept.max(1);
-    let threshold = sorted[kept - 1];
-    let first = sorted.partition_point(|&value| value > threshold);
-    (threshold, kept - first)
+    if found.0.len() > limit {
+        found.0.select_nth_unstable(limit - 1);
+        found.0.truncate(limit);
+    }
+    found.0.sort_unstable();
+    let kept = count_kept(&found, all.then_some(total), top_p);
+    found.0.truncate(kept);
+    let lowest = lowest(slot);
+    found.0.retain(|&entry| -distance(entry) >= lowest);
+    found
 }
 
-/// A superset of the ids that can be kept, as values: those of the first cells of a histogram that
-/// together hold `limit` ids, or probability mass `target`.
-fn candidates(scaled: &[f32], limit: usize, target: Option<f64>) -> Vec<f32> {
-    let mut counts = vec![0_usize; CELLS];
-    for &value in scaled {
-        counts[cell(value)] += 1;
+/// How many of sorted candidates reach `top_p` of `total` (None: of themselves); at least one.
+fn count_kept(sorted: &Candidates, total: Option<f64>, top_p: f64) -> usize {
+    let mass = |&entry: &u64| f64::from(-distance(entry)).exp();
+    if top_p >= 1.0 {
+        return sorted.0.len();
     }
-    let mut last = 0;
-    let mut ids = counts[0];
-    // Bounds of the mass from below: every id of a cell counts as its least likely.
-    let mut mass = lowest_mass(0) * counts[0] as f64;
-    while last + 1 < CELLS && ids < limit && target.is_none_or(|target| mass < target) {
-        last += 1;
-        ids += counts[last];
-        mass += lowest_mass(last) * counts[last] as f64;
+    let target = top_p * total.unwrap_or_else(|| sorted.0.iter().map(mass).sum());
+    let mut running = 0.0;
+    let mut kept = 0;
+    for entry in &sorted.0 {
+        if running >= target && kept > 0 {
+            break;
+        }
+        running += mass(entry);
+        kept += 1;
     }
-    scaled.iter().copied().filter(|&value| cell(value) <= last).collect()
-}
-
-/// Probability mass, against the best id's 1, that an id of a cell has at least.
-fn lowest_mass(cell: usize) -> f64 {
-    if cell == CELLS - 1 {
-        return 0.0;
-    }
-    (-(cell as f64 + 1.0) / f64::from(CELLS_PER_UNIT)).exp()
+    kept
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sampling::philox::{gumbel, philox};
     use crate::testing::{Random, every_kernel};
-
-    fn noise(id: usize, position: u32, seed: u64) -> f32 {
-        gumbel(philox(id as u32 / 4, position, seed)[id % 4][0])
-    }
 
     /// The rules by sorting everything.
     fn naive(logits: &[f32], selection: &Selection<'_>) -> u32 {
@@ -237,7 +248,8 @@ mod tests {
             kept.retain(|&id| scaled[id] >= slot.min_p.ln());
         }
         kept.sort_unstable();
-        let score = |id: usize| scaled[id] + noise(id, selection.position, slot.seed);
+        let noise = Noise { seed: slot.seed, position: selection.position };
+        let score = |id: usize| scaled[id] + noise.of(id as u32);
         let mut best = kept[0];
         for &id in &kept {
             if score(id) > score(best) {

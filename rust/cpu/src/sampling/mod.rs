@@ -7,5 +7,5 @@ mod slots;
 
 pub(crate) use draw::{Drawn, Selection, draw};
 pub(crate) use logprobs::top;
-pub(crate) use philox::{BLOCKS, gumbel, philox};
+pub(crate) use philox::{MAX_NOISE, Noise, gumbel, philox};
 pub(crate) use slots::SlotStates;

@@ -5,12 +5,31 @@
 const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
 const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 const ROUNDS: usize = 10;
-/// Blocks computed side by side.
-pub(crate) const BLOCKS: usize = 16;
+/// Largest noise there is, rounded up: `25 ln 2`.
+pub(crate) const MAX_NOISE: f32 = 17.33;
+
+/// What the noise of a draw depends on, besides the id.
+#[derive(Clone, Copy)]
+pub(crate) struct Noise {
+    pub(crate) seed: u64,
+    pub(crate) position: u32,
+}
+
+impl Noise {
+    /// Noise of an id.
+    pub(crate) fn of(self, id: u32) -> f32 {
+        let words = philox::<1>(id / 4, self.position, self.seed);
+        gumbel(words[(id % 4) as usize][0])
+    }
+}
 
 /// Four words per block, `[word][block]`, of consecutive blocks from `first` on.
 #[inline(always)]
-pub(crate) fn philox(first: u32, position: u32, seed: u64) -> [[u32; BLOCKS]; 4] {
+pub(crate) fn philox<const BLOCKS: usize>(
+    first: u32,
+    position: u32,
+    seed: u64,
+) -> [[u32; BLOCKS]; 4] {
     let mut c = [[0_u32; BLOCKS]; 4];
     for block in 0..BLOCKS {
         c[0][block] = first.wrapping_add(block as u32);
@@ -44,7 +63,7 @@ mod tests {
     #[test]
     fn known_answers() {
         // From the generator's published test vectors: counter and key all zero, all ones.
-        let zero = philox(0, 0, 0);
+        let zero = philox::<16>(0, 0, 0);
         let words: Vec<u32> = zero.iter().map(|word| word[0]).collect();
         assert_eq!(words, [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
     }

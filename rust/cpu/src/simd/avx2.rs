@@ -4,12 +4,12 @@
 
 use std::arch::x86_64::{
     __m256, __m256i, _CMP_LT_OQ, _CMP_UNORD_Q, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT,
-    _mm_add_ps, _mm_loadu_si128, _mm_max_ps, _mm_storeu_si128, _mm256_add_epi32, _mm256_add_ps,
-    _mm256_and_si256, _mm256_blendv_ps, _mm256_castps_si256, _mm256_castps256_ps128,
-    _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmp_ps, _mm256_cmpeq_epi32,
-    _mm256_cvtepu16_epi32, _mm256_cvtps_epi32, _mm256_div_ps, _mm256_extractf128_ps,
-    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_max_ps, _mm256_min_ps,
-    _mm256_movemask_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_packus_epi32,
+    _MM_HINT_T1, _mm_add_ps, _mm_loadu_si128, _mm_max_ps, _mm_prefetch, _mm_storeu_si128,
+    _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_blendv_ps, _mm256_castps_si256,
+    _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmp_ps,
+    _mm256_cmpeq_epi32, _mm256_cvtepu16_epi32, _mm256_cvtps_epi32, _mm256_div_ps,
+    _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_max_ps,
+    _mm256_min_ps, _mm256_movemask_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_packus_epi32,
     _mm256_permute4x64_epi64, _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps,
     _mm256_setr_epi32, _mm256_slli_epi32, _mm256_srli_epi32, _mm256_storeu_ps, _mm256_sub_ps,
 };
@@ -159,6 +159,10 @@ impl Kernel for Avx2 {
         self
     }
     #[inline(always)]
+    fn prefetch(self, from: *const u32) {
+        op!(_mm_prefetch::<_MM_HINT_T1>(from.cast()));
+    }
+    #[inline(always)]
     fn splat_word(self, word: u32) -> Pair {
         self.splat(f32::from_bits(word))
     }
@@ -221,6 +225,10 @@ impl Kernel for Avx2Bf16 {
     #[inline(always)]
     fn simd(self) -> Avx2 {
         self.0
+    }
+    #[inline(always)]
+    fn prefetch(self, from: *const u32) {
+        op!(_mm_prefetch::<_MM_HINT_T1>(from.cast()));
     }
     #[inline(always)]
     fn splat_word(self, word: u32) -> [Pair; 2] {

@@ -71,6 +71,8 @@ pub(crate) trait Kernel: Copy {
     const TILE_VECTORS: usize;
 
     fn simd(self) -> Self::S;
+    /// Fetch a cache line into the second level; any address will do.
+    fn prefetch(self, from: *const u32);
     fn splat_word(self, word: u32) -> Self::W;
     /// Add the products of the words' elements to `sums`, lane by lane.
     fn dot(self, sums: Vector<Self>, a: Self::W, b: Self::W) -> Vector<Self>;

@@ -123,6 +123,8 @@ impl Kernel for Portable {
         self
     }
     #[inline(always)]
+    fn prefetch(self, _from: *const u32) {}
+    #[inline(always)]
     fn splat_word(self, word: u32) -> Self::W {
         [f32::from_bits(word); LANES]
     }
@@ -170,6 +172,8 @@ impl Kernel for PortableBf16 {
     fn simd(self) -> Portable {
         Portable
     }
+    #[inline(always)]
+    fn prefetch(self, _from: *const u32) {}
     #[inline(always)]
     fn splat_word(self, word: u32) -> Self::W {
         [word; LANES]
