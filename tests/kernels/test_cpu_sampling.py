@@ -201,6 +201,14 @@ def test_slots_keep_their_state_until_they_are_closed() -> None:
     assert len(set(drawn)) == 5  # a token that was drawn is pushed down
 
 
+def test_a_plan_may_be_empty() -> None:
+    program = logits_program("cpu", random_logits(64, 1.0, seed=2), torch.float32)
+    for step in (1, 2):
+        plan = build_plan(step, {"closed_slots": [3]})
+        program.forward(plan)
+        assert read_result(program.sample(plan))["token_ids"].size == 0
+
+
 def test_a_step_is_sampled_once_and_in_order() -> None:
     program = logits_program("cpu", random_logits(64, 1.0, seed=2), torch.float32)
     plan = build_plan(1, sections_of([Params()], 0, opens=True, top_n=0))

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// How long an idle thread spins before it parks: longer than the serial parts of a step.
 const SPIN: Duration = Duration::from_micros(60);
 /// Spins of the caller before it yields its core to a helper that may be waiting for one.
-const CALLER_SPINS: u32 = 4096;
+const CALLER_SPINS: u32 = 512;
 
 /// A job: a function of task and thread number, alive until its last task is done.
 #[derive(Clone, Copy)]

@@ -192,7 +192,7 @@ impl Program {
     }
 
     fn reserve(&mut self, weights: &Weights, kv: &KvPool, num_tokens: usize) {
-        if num_tokens <= self.capacity {
+        if num_tokens <= self.capacity && !self.regions.is_empty() {
             return;
         }
         self.capacity = num_tokens.next_power_of_two().max(16);

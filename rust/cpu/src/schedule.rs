@@ -38,8 +38,9 @@ pub(crate) fn run_linear(
     let down = rows.len().div_ceil(height.max(1));
     let shared = panel_products * num_panels * rows.len() >= SHARED_PRODUCTS;
     pool.run_shared(shared, across * down, |task, _| {
-        let panel = task % across * panels;
-        let row = rows.start + task / across * height;
+        // All rows of a panel, then the next panel: weights are read from memory once.
+        let panel = task / down * panels;
+        let row = rows.start + task % down * height;
         kernels.linear(&LinearTask {
             input,
             weight,

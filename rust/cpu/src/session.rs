@@ -219,9 +219,11 @@ impl Session {
             if plan.row_token_source()[row] == SOURCE_LAST_SAMPLED {
                 step.token_ids[tokens.end - 1] = self.last_tokens[slot];
             }
+            let computed_len = plan.row_computed_len()[row] as usize;
+            let num_pages = (computed_len + tokens.len()).div_ceil(self.sizes.kv.page_size);
             step.rows.push(AttendRow {
-                table: self.page_tables[slot * self.table_len..][..self.table_len].to_vec(),
-                computed_len: plan.row_computed_len()[row] as usize,
+                table: self.page_tables[slot * self.table_len..][..num_pages].to_vec(),
+                computed_len,
                 tokens,
             });
         }

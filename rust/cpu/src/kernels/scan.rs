@@ -137,6 +137,16 @@ pub(crate) fn sum_of_exp(row: &[f32]) -> f64 {
     sums.iter().sum::<f64>() + rest
 }
 
+/// `e^x` of each value.
+#[inline(always)]
+pub(crate) fn exp_each(row: &[f32], results: &mut Vec<f64>) {
+    results.clear();
+    results.resize(row.len(), 0.0);
+    for (result, &x) in results.iter_mut().zip(row) {
+        *result = exp_wide(f64::from(x));
+    }
+}
+
 /// Call `visit` with id and value of everything that is at least `lowest`, ids ascending.
 #[inline(always)]
 pub(crate) fn visit_above<K: Kernel>(

@@ -32,6 +32,7 @@ pub(crate) struct Kernels {
     sum_of_exp: unsafe fn(&[f32]) -> f64,
     noisy_best: unsafe fn(&NoiseTask<'_>) -> u32,
     visit_above: VisitFunction,
+    exp_each: unsafe fn(&[f32], &mut Vec<f64>),
 }
 
 type VisitFunction = unsafe fn(&[f32], f32, &mut dyn FnMut(u32, f32));
@@ -104,6 +105,10 @@ macro_rules! table {
             unsafe fn visit_above(row: &[f32], lowest: f32, visit: &mut dyn FnMut(u32, f32)) {
                 crate::kernels::scan::visit_above(kernel(), row, lowest, visit);
             }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn exp_each(row: &[f32], results: &mut Vec<f64>) {
+                crate::kernels::scan::exp_each(row, results);
+            }
             pub(super) const TABLE: Kernels = Kernels {
                 isa: $isa,
                 element: $element,
@@ -121,6 +126,7 @@ macro_rules! table {
                 sum_of_exp,
                 noisy_best,
                 visit_above,
+                exp_each,
             };
         }
     };
@@ -260,5 +266,10 @@ impl Kernels {
     pub(crate) fn visit_above(self, row: &[f32], lowest: f32, visit: &mut dyn FnMut(u32, f32)) {
         // SAFETY: `new` has checked the instructions.
         unsafe { (self.visit_above)(row, lowest, visit) };
+    }
+
+    pub(crate) fn exp_each(self, row: &[f32], results: &mut Vec<f64>) {
+        // SAFETY: `new` has checked the instructions.
+        unsafe { (self.exp_each)(row, results) };
     }
 }

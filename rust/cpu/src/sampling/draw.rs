@@ -13,6 +13,12 @@ const MIN_TEMPERATURE: f32 = 1e-6;
 /// How far below the best (scaled) logit candidates are looked for, until they are enough.
 const DEPTHS: [f32; 4] = [8.0, 16.0, 32.0, f32::INFINITY];
 
+/// Candidates whose noise is computed one by one; more are computed side by side.
+const FEW: usize = 128;
+/// Cells of the histogram that finds where a probability is reached, and their number per unit.
+const CELLS: usize = 2048;
+const CELLS_PER_UNIT: f32 = 64.0;
+
 /// What a draw needs besides its logits.
 pub(crate) struct Selection<'a> {
     pub(crate) slot: &'a SlotSampling,
@@ -70,12 +76,19 @@ pub(crate) fn draw(
     let noise = Noise { seed: selection.slot.seed, position: selection.position };
     let limit = limit(selection.slot, work.len());
     if limit < work.len() || selection.slot.top_p < 1.0 {
-        let token = cut(kernels, work, limit, selection.slot).best(noise);
-        return Drawn { token, possible };
-    }
-    let lowest = lowest(selection.slot);
-    for value in work.iter_mut().filter(|value| **value < lowest) {
-        *value = f32::NEG_INFINITY;
+        let kept = cut(kernels, work, limit, selection.slot);
+        if kept.0.len() <= FEW {
+            return Drawn { token: kept.best(noise), possible };
+        }
+        work.fill(f32::NEG_INFINITY);
+        for &entry in &kept.0 {
+            work[entry as u32 as usize] = -distance(entry);
+        }
+    } else {
+        let lowest = lowest(selection.slot);
+        for value in work.iter_mut().filter(|value| **value < lowest) {
+            *value = f32::NEG_INFINITY;
+        }
     }
     let token = kernels.noisy_best(&NoiseTask { scaled: work, noise, likeliest: best });
     Drawn { token, possible }
@@ -124,10 +137,10 @@ fn adjust(row: &mut [f32], selection: &Selection<'_>) {
     }
 }
 
-/// Ids that survive a cut, the most likely first, the lower id first among equals.
+/// Ids that survive a cut, in any order.
 ///
 /// An entry holds the bits of the scaled logit's distance from the best, which ascend with it, above
-/// the id.
+/// the id: sorted, the most likely come first, and the lower id among equals.
 struct Candidates(Vec<u64>);
 
 fn distance(entry: u64) -> f32 {
@@ -144,9 +157,12 @@ impl Candidates {
         Candidates(entries)
     }
 
+    fn values(&self) -> Vec<f32> {
+        self.0.iter().map(|&entry| -distance(entry)).collect()
+    }
+
     fn mass(&self, kernels: Kernels) -> f64 {
-        let values: Vec<f32> = self.0.iter().map(|&entry| -distance(entry)).collect();
-        kernels.sum_of_exp(&values)
+        kernels.sum_of_exp(&self.values())
     }
 
     /// The id whose value plus noise is the largest; the lowest among equals.
@@ -155,7 +171,7 @@ impl Candidates {
         for &entry in &self.0 {
             let value = -distance(entry);
             if value + MAX_NOISE < best.1 {
-                break;
+                continue;
             }
             let id = entry as u32;
             let score = value + noise.of(id);
@@ -190,31 +206,51 @@ fn cut(kernels: Kernels, scaled: &[f32], limit: usize, slot: &SlotSampling) -> C
         found.0.select_nth_unstable(limit - 1);
         found.0.truncate(limit);
     }
-    found.0.sort_unstable();
-    let kept = count_kept(&found, all.then_some(total), top_p);
-    found.0.truncate(kept);
+    if top_p < 1.0 {
+        let total = if all { total } else { found.mass(kernels) };
+        found = reach(kernels, &found, top_p * total);
+    }
     let lowest = lowest(slot);
     found.0.retain(|&entry| -distance(entry) >= lowest);
     found
 }
 
-/// How many of sorted candidates reach `top_p` of `total` (None: of themselves); at least one.
-fn count_kept(sorted: &Candidates, total: Option<f64>, top_p: f64) -> usize {
-    let mass = |&entry: &u64| f64::from(-distance(entry)).exp();
-    if top_p >= 1.0 {
-        return sorted.0.len();
+/// The fewest of the most likely candidates whose mass reaches `target`; at least one.
+///
+/// A histogram finds the cell in which it is reached; only that cell is sorted.
+fn reach(kernels: Kernels, found: &Candidates, target: f64) -> Candidates {
+    let cell = |entry: u64| ((distance(entry) * CELLS_PER_UNIT) as usize).min(CELLS - 1);
+    let mut masses = Vec::new();
+    kernels.exp_each(&found.values(), &mut masses);
+    let mut cells = vec![0.0; CELLS];
+    for (&entry, &mass) in found.0.iter().zip(&masses) {
+        cells[cell(entry)] += mass;
     }
-    let target = top_p * total.unwrap_or_else(|| sorted.0.iter().map(mass).sum());
     let mut running = 0.0;
-    let mut kept = 0;
-    for entry in &sorted.0 {
-        if running >= target && kept > 0 {
+    let mut boundary = 0;
+    while boundary + 1 < CELLS && running + cells[boundary] < target {
+        running += cells[boundary];
+        boundary += 1;
+    }
+    let mut kept = Vec::with_capacity(found.0.len());
+    let mut last = Vec::new();
+    for &entry in &found.0 {
+        let at = cell(entry);
+        if at < boundary {
+            kept.push(entry);
+        } else if at == boundary {
+            last.push(entry);
+        }
+    }
+    last.sort_unstable();
+    for entry in last {
+        if running >= target && !kept.is_empty() {
             break;
         }
-        running += mass(entry);
-        kept += 1;
+        running += f64::from(-distance(entry)).exp();
+        kept.push(entry);
     }
-    kept
+    Candidates(kept)
 }
 
 #[cfg(test)]
