@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
