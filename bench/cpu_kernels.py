@@ -28,11 +28,11 @@ from trunkline.engine.config import ModelOptions
 from trunkline.engine.core_config import CoreConfig
 from trunkline.engine.messages import SamplingParams, Submit
 from trunkline.engine.models.config import DecoderConfig
-from trunkline.engine.plan import Plan
 from trunkline.engine.runner import Runner, RunnerOptions
 from trunkline.engine.weights import open_checkpoint
 from trunkline.kernels.cpu.backend import ISA_VARIABLE, THREADS_VARIABLE
 from trunkline.kernels.cpu.native import CpuLinearBench
+from trunkline.plan import Plan
 
 QWEN_05B = DecoderConfig(
     architecture="Qwen2ForCausalLM",

@@ -26,7 +26,7 @@ import numpy as np
 from trunkline._core import Core
 from trunkline.engine.core_config import CoreConfig
 from trunkline.engine.messages import SamplingParams, Submit
-from trunkline.engine.plan import Plan, encode_result
+from trunkline.plan import Plan, encode_result
 
 T = TypeVar("T")
 

@@ -25,10 +25,10 @@ from trunkline.engine.config import EngineConfig, flat_settings
 from trunkline.engine.core_config import CoreConfig
 from trunkline.engine.loop import EngineLoop, LoopOptions
 from trunkline.engine.messages import EngineFacts, SamplingParams, Submit
-from trunkline.engine.plan import Plan
 from trunkline.engine.resources import SettingError
 from trunkline.engine.runner import Runner, RunnerOptions, resolve_dtype
 from trunkline.engine.weights import open_checkpoint
+from trunkline.plan import Plan
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

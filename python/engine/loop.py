@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from trunkline.engine import messages
 from trunkline.engine.channel import Message, Port
-from trunkline.engine.plan import ROW_FAILED, Plan, encode_result
 from trunkline.engine.step_log import StepLog
+from trunkline.plan import ROW_FAILED, Plan, encode_result
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

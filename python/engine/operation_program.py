@@ -13,16 +13,6 @@ import numpy.typing as npt
 import torch
 
 from trunkline.engine.models.registry import Model
-from trunkline.engine.plan import (
-    ADAPTER,
-    LOGIT_POOLED,
-    ROW_FAILED,
-    ROW_NOT_FINITE,
-    ROW_OK,
-    SOURCE_LAST_SAMPLED,
-    Plan,
-    encode_result,
-)
 from trunkline.engine.sampling import SamplingState
 from trunkline.kernels import (
     Activation,
@@ -31,6 +21,16 @@ from trunkline.kernels import (
     SampleOutputs,
     StepInputs,
     StepwiseBackend,
+)
+from trunkline.plan import (
+    ADAPTER,
+    LOGIT_POOLED,
+    ROW_FAILED,
+    ROW_NOT_FINITE,
+    ROW_OK,
+    SOURCE_LAST_SAMPLED,
+    Plan,
+    encode_result,
 )
 
 IntArray = npt.NDArray[np.int32]
@@ -127,7 +127,6 @@ class OperationProgram:
         kv_lens = plan.row_computed_len + plan.row_query_len
         moved = plan.page_moves
         checks: tuple[tuple[bool | npt.NDArray[np.bool_], str], ...] = (
-            (plan.row_slot.size > 0, "the plan has no rows"),
             (plan.opened_int[:, ADAPTER] == 0, "adapters are not supported"),
             ((plan.logit_flags & LOGIT_POOLED) == 0, "pooled states are not supported"),
             (moved[:, [0, 2, 5]] == 0, "page moves between tiers are not supported"),

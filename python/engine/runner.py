@@ -16,7 +16,6 @@ import torch
 from trunkline.engine.checkpoint import Checkpoint
 from trunkline.engine.models.loading import load_model
 from trunkline.engine.operation_program import OperationProgram
-from trunkline.engine.plan import Plan
 from trunkline.kernels import (
     KvSpec,
     ProgramBackend,
@@ -24,6 +23,7 @@ from trunkline.kernels import (
     StepProgram,
     select_backend,
 )
+from trunkline.plan import Plan
 
 IntArray = npt.NDArray[np.int32]
 
@@ -136,6 +136,8 @@ class Runner:
             ValueError: the plan contradicts the runner's sizes or asks for what it cannot do.
                 Nothing has changed then, and the plan may be corrected and executed.
         """
+        if plan.row_slot.size == 0:
+            raise ValueError(f"step {plan.step}: the plan has no rows")
         self._program.forward(plan)
 
     def sample(self, plan: Plan, masks: IntArray | None = None) -> npt.NDArray[np.uint8]:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trunkline.engine.plan import (
+from trunkline.kernels import SampleInputs
+from trunkline.plan import (
     FLAG_GRAMMAR,
     FREQUENCY_PENALTY,
     MIN_NEW_TOKENS,
@@ -28,7 +29,6 @@ from trunkline.engine.plan import (
     TOP_P,
     Plan,
 )
-from trunkline.kernels import SampleInputs
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]

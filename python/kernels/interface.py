@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 if TYPE_CHECKING:
-    from trunkline.engine.plan import Plan
+    from trunkline.plan import Plan
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
 FloatArray: TypeAlias = npt.NDArray[np.float32]

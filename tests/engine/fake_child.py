@@ -16,8 +16,8 @@ from tests.engine.fakes import FACTS, FakeCore, FakeRunner
 from trunkline.engine.channel import Port
 from trunkline.engine.config import EngineConfig
 from trunkline.engine.loop import EngineLoop, LoopOptions
-from trunkline.engine.plan import Plan
 from trunkline.engine.process import run_child
+from trunkline.plan import Plan
 
 
 class FakeLaunched:

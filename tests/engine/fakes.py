@@ -17,7 +17,7 @@ from trunkline.engine import messages
 from trunkline.engine.channel import LocalHub
 from trunkline.engine.loop import EngineLoop, LoopOptions
 from trunkline.engine.messages import EngineFacts
-from trunkline.engine.plan import (
+from trunkline.plan import (
     PLAN_HEADER_BYTES,
     PLAN_MAGIC,
     PLAN_SECTIONS,

@@ -24,7 +24,7 @@ from trunkline.engine.messages import (
     Started,
     Submit,
 )
-from trunkline.engine.plan import Array, Plan, encode_result
+from trunkline.plan import Array, Plan, encode_result
 
 CLIENT = 3
 CONFIG = CoreConfig(

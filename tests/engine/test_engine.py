@@ -256,8 +256,13 @@ def test_settings_are_checked(tiny_model: str) -> None:
 
 
 def test_a_full_queue_refuses(tiny_model: str) -> None:
-    long = {"max_new_tokens": 300, "ignore_eos": True}
-    settings = {"max_running_requests": 1, "max_queued_requests": 1, "max_total_tokens": 1024}
+    long = {"max_new_tokens": 30_000, "ignore_eos": True}
+    settings: dict[str, Any] = {
+        "max_running_requests": 1,
+        "max_queued_requests": 1,
+        "max_total_tokens": 32_768,
+        "json_model_override_args": '{"max_position_embeddings": 32768}',
+    }
 
     async def main() -> None:
         streams = [

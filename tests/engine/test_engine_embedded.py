@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -31,8 +32,13 @@ from trunkline import Engine
 from trunkline.engine.client import EngineDied
 
 ROOT = Path(__file__).parents[2]
-SIZES: dict[str, Any] = {"max_total_tokens": 2048, "max_prefill_tokens": 128}
-LONG = {"max_new_tokens": 450, "ignore_eos": True}
+CONTEXT = 32_768  # so long that no test outlasts a request that uses it up
+SIZES: dict[str, Any] = {
+    "max_total_tokens": CONTEXT,
+    "max_prefill_tokens": 128,
+    "json_model_override_args": json.dumps({"max_position_embeddings": CONTEXT}),
+}
+LONG = {"max_new_tokens": CONTEXT - 100, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from trunkline.engine import messages
 from trunkline.engine.channel import Message
 from trunkline.engine.loop import EngineLoop, LoopOptions
 from trunkline.engine.messages import SamplingParams, Submit
-from trunkline.engine.plan import Plan
 from trunkline.engine.step_log import StepLog
+from trunkline.plan import Plan
 
 
 class ScriptedPort:

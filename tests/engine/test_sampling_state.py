@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tests.kernels.plan_builder import Opened, Params, build_plan, opened_sections
 
-from trunkline.engine.plan import Plan
 from trunkline.engine.sampling import SamplingState
 from trunkline.kernels import SampleInputs
+from trunkline.plan import Plan
 
 PENALTIES = Params(frequency=0.5, presence=0.25, repetition=1.5)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trunkline.engine.plan import (
+from trunkline.plan import (
     PLAN_HEADER_BYTES,
     PLAN_MAGIC,
     PLAN_SECTIONS,

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trunkline.engine.plan import Plan
 from trunkline.kernels.cpu.native import CpuModel
 from trunkline.kernels.cpu.recording import LogitsValue, Lowering, Value
 from trunkline.kernels.cpu.weights import (
@@ -30,6 +29,7 @@ from trunkline.kernels.interface import (
     ProgramSizes,
     RotarySpec,
 )
+from trunkline.plan import Plan
 
 ISA_VARIABLE = "TRUNKLINE_CPU_ISA"  # avx512_bf16, avx2 or portable; default: the best there is
 THREADS_VARIABLE = "TRUNKLINE_CPU_THREADS"  # default: what affinity and cgroup allow
