@@ -11,6 +11,9 @@ use crate::kernels::rotate::HeadShape;
 use crate::pool::ThreadPool;
 use crate::schedule::SHARED_PRODUCTS;
 
+/// Items that keep all threads busy.
+const ENOUGH_ITEMS: usize = 16;
+
 /// One row of a step.
 #[derive(Clone, Debug)]
 pub(crate) struct AttendRow {
@@ -25,10 +28,11 @@ pub(crate) struct AttendPlan {
     merges: Vec<AttendItem>,
     num_partials: usize,
     is_worth_sharing: bool,
+    cuts_splits: bool,
 }
 
 impl AttendPlan {
-    /// Cut a step's rows. A row of one token is cut by its splits too.
+    /// Cut a step's rows; where they are few, a row of one token is cut by its splits too.
     pub(crate) fn new(rows: &[AttendRow], heads: HeadShape, window: Option<usize>) -> AttendPlan {
         let shared = heads.num_heads / heads.num_kv_heads;
         let most = (MAX_QUERIES / shared).max(1);
@@ -37,6 +41,7 @@ impl AttendPlan {
             merges: Vec::new(),
             num_partials: 0,
             is_worth_sharing: false,
+            cuts_splits: rows.len() * heads.num_kv_heads < ENOUGH_ITEMS,
         };
         for (index, row) in rows.iter().enumerate() {
             let kv_len = row.computed_len + row.tokens.len();
@@ -67,8 +72,7 @@ impl AttendPlan {
     }
 
     fn add(&mut self, item: AttendItem) {
-        let queries = item.num_tokens;
-        if queries > 1 || item.splits.len() <= 1 {
+        if !self.cuts_splits || item.num_tokens > 1 || item.splits.len() <= 1 {
             self.items.push(item);
             return;
         }

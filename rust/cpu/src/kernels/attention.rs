@@ -350,15 +350,15 @@ fn some_queries<K: Kernel, const R: usize, const V: usize>(
     let padded_dim = work.context.layout.padded_dim;
     for row in 0..R {
         let maximum = s.splat(state.maximum[first + row]);
-        let mut sum = state.sum[first + row] * scales[row];
+        let mut summed = s.splat(0.0);
         for group in 0..4 {
             let weight = exp(s, s.sub(scores[row][group], maximum));
-            sum += s.sum(weight);
+            summed = s.add(summed, weight);
             let at = (row * TILE + group * LANES) / K::PER_WORD;
             // SAFETY: `weights` holds six rows of a tile.
             unsafe { k.store_elements(weights[at..at + LANES].as_mut_ptr(), weight) };
         }
-        state.sum[first + row] = sum;
+        state.sum[first + row] = state.sum[first + row] * scales[row] + s.sum(summed);
     }
     let output = &mut state.output[first * padded_dim..(first + R) * padded_dim];
     let mut column = 0;

@@ -47,6 +47,7 @@ pub(crate) fn rotate<K: Kernel>(k: K, task: &RotateTask<'_>) {
     let HeadShape { num_heads, num_kv_heads, head_dim } = task.heads;
     let scale = (head_dim as f32).powf(-0.5);
     let mut head: Head = [0.0; MAX_HEAD_DIM];
+    let mut words = [[0; MAX_HEAD_DIM]; 2];
     for token in task.tokens.clone() {
         let row: *const f32 = task.qkv.row(token);
         let queries = task.queries.row(token);
@@ -70,7 +71,7 @@ pub(crate) fn rotate<K: Kernel>(k: K, task: &RotateTask<'_>) {
                 let key = row.add((num_heads + index) * head_dim);
                 turned_head(k, task, key, token, (&mut head, task.key_norm));
                 let value = row.add((num_heads + num_kv_heads + index) * head_dim);
-                store_kv(k, task, token, (index, &head), value);
+                store_kv(k, task, token, (index, &head), (value, &mut words));
             }
         }
     }
@@ -144,14 +145,12 @@ unsafe fn store_kv<K: Kernel>(
     task: &RotateTask<'_>,
     token: usize,
     (head, key): (usize, &Head),
-    value: *const f32,
+    (value, [keys, values]): (*const f32, &mut [[u32; MAX_HEAD_DIM]; 2]),
 ) {
     let layout = task.layout;
     let (page, offset) =
         (task.pages[token] as usize, task.positions[token] as usize % layout.page_size);
     let s = k.simd();
-    let mut keys = [0_u32; MAX_HEAD_DIM];
-    let mut values = [0_u32; MAX_HEAD_DIM];
     for at in (0..layout.padded_dim).step_by(LANES) {
         let left = layout.head_dim.saturating_sub(at);
         // SAFETY: both arrays hold the longest head; the value is loaded as a prefix.
