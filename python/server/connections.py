@@ -14,11 +14,13 @@ import contextlib
 import socket
 from typing import Any, Final, cast
 
+import h11
 from hypercorn.app_wrappers import ASGIWrapper
-from hypercorn.asyncio.tcp_server import TCPServer
+from hypercorn.asyncio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
-from hypercorn.events import Event, Updated
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.h11 import H11Protocol
 from starlette.types import ASGIApp
 
 from trunkline.server import logs
@@ -79,10 +81,11 @@ class CorkedWriter:
 
 
 class Connection(TCPServer):
-    """One client's connection; ends when the client closes its side.
+    """One client's connection; ends when the client closes its side, or stops in mid-body.
 
     Hypercorn's own would stay, with its descriptor, until the time-out of idle connections: the
-    task that waits for that keeps its task group open.
+    task that waits for that keeps its task group open. A body of which nothing comes for that long
+    would hold it for ever.
     """
 
     _has_ended = False
@@ -93,9 +96,19 @@ class Connection(TCPServer):
             await super().protocol_send(event)
 
     async def _read_data(self) -> None:
-        await super()._read_data()
+        with contextlib.suppress(OSError, TimeoutError):
+            while not self.reader.at_eof():
+                limit_s = self.config.keep_alive_timeout if self._awaits_body() else None
+                data = await asyncio.wait_for(self.reader.read(MAX_RECV), limit_s)
+                await self.protocol.handle(RawData(data))
+        await self.protocol.handle(Closed())
         self._has_ended = True
         await self.idle_task.stop()
+
+    def _awaits_body(self) -> bool:
+        """Whether the client is in the middle of a request's body (HTTP/1)."""
+        http1 = self.protocol.protocol
+        return isinstance(http1, H11Protocol) and http1.connection.their_state is h11.SEND_BODY
 
 
 async def listen(

@@ -4,8 +4,11 @@ import socket
 
 import psutil
 import pytest
+from tests.server.fake_engine import FakeEngine
 from tests.server.live import Live
 from tests.server.test_disconnects import wait_until
+
+from trunkline.server.config import HttpOptions, ServerConfig
 
 ONE = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 BODY = b'{"text": "hi", "sampling_params": {"max_new_tokens": 2}}'
@@ -46,3 +49,19 @@ def test_a_closed_connection_is_let_go_at_once(live: Live, sent: str, half_close
     wait_until(lambda: held(live) <= before, 10)
     for client in clients:
         client.close()
+
+
+def test_a_body_that_stops_coming_is_given_up():
+    http = HttpOptions(keep_alive_timeout_s=0.5)
+    with Live(FakeEngine(delay_s=0.02), ServerConfig(http=http)) as live:
+        silent = socket.create_connection(("127.0.0.1", live.port), timeout=5)
+        silent.sendall(REQUESTS["half a body"])
+        sampling = {"max_new_tokens": 60, "ignore_eos": True}  # they take longer than the time-out
+        streamed = live.generate(text="x", stream=True, sampling_params=sampling).text
+        whole = live.generate(text="x", sampling_params=sampling)
+        assert streamed.endswith("data: [DONE]\n\n")
+        assert whole.json()["meta_info"]["completion_tokens"] == 60
+        assert silent.recv(4096).startswith(b"HTTP/1.1 499")
+        assert silent.recv(4096) == b""
+        silent.close()
+        assert live.server.metrics.http_active == 0
