@@ -64,4 +64,4 @@ def test_a_body_that_stops_coming_is_given_up():
         assert silent.recv(4096).startswith(b"HTTP/1.1 499")
         assert silent.recv(4096) == b""
         silent.close()
-        assert live.server.metrics.http_active == 0
+        wait_until(lambda: live.server.metrics.http_active == 0)
