@@ -85,7 +85,7 @@ class Connection(TCPServer):
 
     Hypercorn's own would stay, with its descriptor, until the time-out of idle connections: the
     task that waits for that keeps its task group open. A body of which nothing comes for that long
-    would hold it for ever.
+    would hold it for ever, and so would an HTTP/2 connection without a stream.
     """
 
     _has_ended = False
@@ -98,17 +98,19 @@ class Connection(TCPServer):
     async def _read_data(self) -> None:
         with contextlib.suppress(OSError, TimeoutError):
             while not self.reader.at_eof():
-                limit_s = self.config.keep_alive_timeout if self._awaits_body() else None
+                limit_s = self.config.keep_alive_timeout if self._owes_data() else None
                 data = await asyncio.wait_for(self.reader.read(MAX_RECV), limit_s)
                 await self.protocol.handle(RawData(data))
         await self.protocol.handle(Closed())
         self._has_ended = True
         await self.idle_task.stop()
 
-    def _awaits_body(self) -> bool:
-        """Whether the client is in the middle of a request's body (HTTP/1)."""
-        http1 = self.protocol.protocol
-        return isinstance(http1, H11Protocol) and http1.connection.their_state is h11.SEND_BODY
+    def _owes_data(self) -> bool:
+        """Whether it is the client's turn: mid-body in HTTP/1, without a stream in HTTP/2."""
+        protocol = self.protocol.protocol
+        if isinstance(protocol, H11Protocol):
+            return protocol.connection.their_state is h11.SEND_BODY
+        return not protocol.streams
 
 
 async def listen(

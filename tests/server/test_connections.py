@@ -51,11 +51,13 @@ def test_a_closed_connection_is_let_go_at_once(live: Live, sent: str, half_close
         client.close()
 
 
-def test_a_body_that_stops_coming_is_given_up():
+def test_clients_that_stop_sending_are_given_up():
     http = HttpOptions(keep_alive_timeout_s=0.5)
     with Live(FakeEngine(delay_s=0.02), ServerConfig(http=http)) as live:
         silent = socket.create_connection(("127.0.0.1", live.port), timeout=5)
         silent.sendall(REQUESTS["half a body"])
+        idle = socket.create_connection(("127.0.0.1", live.port), timeout=5)
+        idle.sendall(REQUESTS["HTTP/2"])
         sampling = {"max_new_tokens": 60, "ignore_eos": True}  # they take longer than the time-out
         streamed = live.generate(text="x", stream=True, sampling_params=sampling).text
         whole = live.generate(text="x", sampling_params=sampling)
@@ -64,4 +66,7 @@ def test_a_body_that_stops_coming_is_given_up():
         assert silent.recv(4096).startswith(b"HTTP/1.1 499")
         assert silent.recv(4096) == b""
         silent.close()
+        while idle.recv(4096):
+            pass
+        idle.close()
         wait_until(lambda: live.server.metrics.http_active == 0)
