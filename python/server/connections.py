@@ -104,6 +104,10 @@ class Connection(TCPServer):
         await self.protocol.handle(Closed())
         self._has_ended = True
         await self.idle_task.stop()
+        protocol = self.protocol.protocol
+        if not isinstance(protocol, H11Protocol):  # nobody empties its buffers any more
+            for buffer in protocol.stream_buffers.values():
+                await buffer.close()
 
     def _owes_data(self) -> bool:
         """Whether it is the client's turn: mid-body in HTTP/1, without a stream in HTTP/2."""

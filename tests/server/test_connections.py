@@ -4,6 +4,8 @@ import socket
 
 import psutil
 import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
 from tests.server.fake_engine import FakeEngine
 from tests.server.live import Live
 from tests.server.test_disconnects import wait_until
@@ -70,3 +72,16 @@ def test_clients_that_stop_sending_are_given_up():
             pass
         idle.close()
         wait_until(lambda: live.server.metrics.http_active == 0)
+
+
+def test_leaving_in_the_middle_of_an_http2_body_ends_the_request(live: Live):
+    before = held(live)
+    client = H2Connection(H2Configuration(client_side=True))
+    client.initiate_connection()
+    head = {":method": "POST", ":path": "/generate", ":scheme": "http", ":authority": "x"}
+    client.send_headers(1, [*head.items(), ("content-type", "application/json")])
+    client.send_data(1, b"{")
+    with socket.create_connection(("127.0.0.1", live.port), timeout=5) as connection:
+        connection.sendall(client.data_to_send())
+        wait_until(lambda: live.server.metrics.http_active == 1)
+    wait_until(lambda: live.server.metrics.http_active == 0 and held(live) <= before)
