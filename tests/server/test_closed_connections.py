@@ -1,4 +1,4 @@
-"""Connections end when their clients end them, and what they hold is given back."""
+"""Connections that clients end or abandon: what they hold is given back."""
 
 import socket
 
