@@ -15,9 +15,9 @@ from trunkline._core import Core
 from trunkline.engine import launch
 from trunkline.engine.local import EngineHost
 from trunkline.engine.native_request import RequestContext, parse_generate
+from trunkline.engine.plan import Plan
 from trunkline.engine.runner import Runner
 from trunkline.engine.validation import Limits
-from trunkline.plan import Plan
 
 Case = dict[str, Any]
 SETTINGS: dict[str, Any] = {"max_prefill_tokens": 256, "max_running_requests": 64}
@@ -223,12 +223,12 @@ async def _torture(engine: Engine, requests: list[Case], aborted: set[int]) -> l
     rng = random.Random(4)
 
     async def one(index: int) -> Any:
-        await asyncio.sleep(rng.uniform(0, 0.05))
+        await asyncio.sleep(rng.uniform(0, 0.05))  # nearly all at once: memory runs out
         call = asyncio.ensure_future(
             engine.async_generate(**requests[index], return_logprob=True, rid=f"r{index}")
         )
         if index in aborted:
-            await asyncio.sleep(rng.uniform(0, 0.1))
+            await asyncio.sleep(rng.uniform(0, 0.3))
             engine.abort(f"r{index}")
         return await call
 

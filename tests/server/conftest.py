@@ -22,7 +22,8 @@ def fresh() -> Iterator[Live]:
 @pytest.fixture(scope="session")
 def default_server() -> Iterator[Process]:
     """A real server with the default model, for tests that only ask it things."""
-    process = Process(None)
+    # Some programs ask for as much as the context holds: a model that rambles takes minutes for it.
+    process = Process(None, "--preferred-sampling-params", '{"max_new_tokens": 128}')
     try:
         process.wait_for(READY)
         yield process
