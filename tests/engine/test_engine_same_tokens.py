@@ -182,7 +182,7 @@ async def _submitted(host: EngineHost, requests: list[Case]) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def many() -> list[Case]:
-    return cases(200, seed=2, max_prompt=40, max_new=18)
+    return cases(200, seed=2, max_prompt=40, max_new=80)
 
 
 @pytest.fixture(scope="module")
@@ -205,8 +205,7 @@ def test_a_tiny_pool_with_aborts_loses_nothing(
         ended = sum(stats[f"{how}_sequences_total"] for how in ("finished", "aborted", "failed"))
         assert ended == 200
         assert stats["failed_sequences_total"] == 0
-        # Arrivals differ from run to run; by length of prefix they may fit without a retraction.
-        assert stats["retracted_requests_total"] > 0 or policy == "lpm"
+        assert stats["retracted_requests_total"] > 0
         assert stats["evicted_tokens_total"] > 0
         engine.check_integrity()
         assert engine.flush_cache()

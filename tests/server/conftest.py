@@ -21,9 +21,11 @@ def fresh() -> Iterator[Live]:
 
 @pytest.fixture(scope="session")
 def default_server() -> Iterator[Process]:
-    """A real server with the default model, for tests that only ask it things."""
-    # Some programs ask for as much as the context holds: a model that rambles takes minutes for it.
-    process = Process(None, "--preferred-sampling-params", '{"max_new_tokens": 128}')
+    """A real server with the default model, for tests that only ask it things.
+
+    Its context is short: what sets no limit of its own ends within seconds.
+    """
+    process = Process(None, "--context-length", "512")
     try:
         process.wait_for(READY)
         yield process
