@@ -15,9 +15,9 @@ from trunkline._core import Core
 from trunkline.engine import launch
 from trunkline.engine.local import EngineHost
 from trunkline.engine.native_request import RequestContext, parse_generate
-from trunkline.engine.plan import Plan
 from trunkline.engine.runner import Runner
 from trunkline.engine.validation import Limits
+from trunkline.plan import Plan
 
 Case = dict[str, Any]
 SETTINGS: dict[str, Any] = {"max_prefill_tokens": 256, "max_running_requests": 64}
