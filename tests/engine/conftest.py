@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.checkpoints import TinyCheckpoint
+
+from trunkline.engine.runner import Runner
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +24,15 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Another one, of another family and with other weights."""
     path: Path = tmp_path_factory.mktemp("other")
     return str(TinyCheckpoint(family="qwen3", seed=1).write(path))
+
+
+@pytest.fixture
+def slow_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of embedded engines take 2 ms: a tiny model is through before a queue can fill."""
+    execute = Runner.execute
+
+    def slowly(runner: Runner, *arguments: Any) -> Any:
+        time.sleep(0.002)
+        return execute(runner, *arguments)
+
+    monkeypatch.setattr(Runner, "execute", slowly)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -15,7 +14,6 @@ from tests.engine.test_engine_outputs import META_KEYS
 
 from trunkline import Engine, EngineDied, RequestError, RequestRefused, SettingError
 from trunkline.engine.config import CacheOptions, ModelOptions, SchedulerOptions
-from trunkline.engine.runner import Runner
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 6, "ignore_eos": True}
 
@@ -257,14 +255,8 @@ def test_settings_are_checked(tiny_model: str) -> None:
         Engine(tiny_model, context_length=1 << 20)
 
 
-def test_a_full_queue_refuses(tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    execute = Runner.execute
-
-    def slowly(runner: Runner, *arguments: Any) -> Any:
-        time.sleep(0.002)  # a tiny model would be through before the queue is full
-        return execute(runner, *arguments)
-
-    monkeypatch.setattr(Runner, "execute", slowly)
+@pytest.mark.usefixtures("slow_runner")
+def test_a_full_queue_refuses(tiny_model: str) -> None:
     long = {"max_new_tokens": 300, "ignore_eos": True}
     settings = {"max_running_requests": 1, "max_queued_requests": 1, "max_total_tokens": 1024}
 

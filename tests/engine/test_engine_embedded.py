@@ -128,6 +128,7 @@ def test_an_application_holds_an_engine(tiny_model: str) -> None:
             assert len(whole) == 6
 
 
+@pytest.mark.usefixtures("slow_runner")
 def test_abandoned_streams_are_aborted(engine: Engine) -> None:
     for chunk in engine.generate("The quick", LONG, stream=True):
         if len(chunk["output_ids"]) >= 2:

@@ -192,6 +192,7 @@ def many_alone(tiny_model: str, many: list[Case]) -> list[Any]:
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "lpm"])
+@pytest.mark.usefixtures("slow_runner")
 def test_a_tiny_pool_with_aborts_loses_nothing(
     tiny_model: str, policy: str, many: list[Case], many_alone: list[Any]
 ) -> None:
