@@ -18,7 +18,9 @@ from tests.server.process import KEY, READY, Process
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return TinyCheckpoint().write(tmp_path_factory.mktemp("model"))
+    """So large that a request of `LONG_TOKENS` takes seconds."""
+    config = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 16}
+    return TinyCheckpoint(config=config).write(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
@@ -31,7 +33,8 @@ def server(model: Path) -> Iterator[Process]:
         process.close()
 
 
-LONG = {"text": "the", "sampling_params": {"max_new_tokens": 60, "ignore_eos": True}}
+LONG_TOKENS = 400
+LONG = {"text": "the", "sampling_params": {"max_new_tokens": LONG_TOKENS, "ignore_eos": True}}
 
 
 def test_a_server_from_start_to_end(server: Process):
@@ -86,7 +89,7 @@ def test_sigterm_lets_requests_end(server: Process):
     whole.join(60)
     assert (health.status_code, late.status_code) == (503, 503)
     assert text.endswith("data: [DONE]\n\n")
-    assert results[0].json()["meta_info"]["completion_tokens"] == 60
+    assert results[0].json()["meta_info"]["completion_tokens"] == LONG_TOKENS
     assert server.end() == 0
 
 
