@@ -55,6 +55,32 @@ class Reply(Protocol):
         """Events after the last token."""
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A body that was understood: what to compute, and how its outcome is written."""
+
+    job: Job
+    reply: Reply
+
+
+async def whole_answer(server: Server, prepared: Prepared) -> object:
+    """Run a job that no HTTP request waits for; its body, as if it had been asked for in one piece.
+
+    Leaving it in any way, cancellation included, aborts what still runs.
+
+    Raises:
+        Failure: the engine refused or lost it, or a sample ended in an error.
+    """
+    streams = [server.client.submit(request) for request in prepared.job.requests]
+    try:
+        await _all(stream.finished() for stream in streams)
+        raise_failed(sample for stream in streams for sample in stream.samples)
+        return prepared.reply.whole(streams)
+    finally:
+        for stream in streams:
+            stream.abort()
+
+
 class Generation:
     """A response that runs a job while it is sent.
 
@@ -62,11 +88,11 @@ class Generation:
     job races the client's disconnect; whichever way it ends, what still runs is aborted.
     """
 
-    def __init__(self, server: Server, job: Job, reply: Reply) -> None:
+    def __init__(self, server: Server, prepared: Prepared) -> None:
         self._server = server
-        self._job = job
-        self._reply = reply
-        server.note_ignored(job.ignored)
+        self._job = prepared.job
+        self._reply = prepared.reply
+        server.note_ignored(prepared.job.ignored)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         server, job = self._server, self._job

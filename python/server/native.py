@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from trunkline.engine.client import Stream, Update
 from trunkline.engine.native_request import GenerateJob, parse_generate
 from trunkline.engine.outputs import OutputOptions, generate_output
-from trunkline.server.answer import Generation, Job, request_id
+from trunkline.server.answer import Generation, Job, Prepared, request_id
 from trunkline.server.http import read_json
 from trunkline.server.state import Server, offload, server_of
 
@@ -25,7 +25,7 @@ async def generate(request: Request) -> ASGIApp:
     job = Job(
         rid=parsed.rid, requests=parsed.requests, stream=parsed.stream, ignored=parsed.ignored
     )
-    return Generation(server, job, GenerateReply(server, parsed))
+    return Generation(server, Prepared(job, GenerateReply(server, parsed)))
 
 
 class GenerateReply:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -20,7 +19,7 @@ from trunkline.engine.native_request import (
     parse_rid,
 )
 from trunkline.engine.validation import RequestError, is_int, shown
-from trunkline.server.answer import Generation, Job, request_id
+from trunkline.server.answer import Generation, Job, Prepared, request_id
 from trunkline.server.http import read_json
 from trunkline.server.openai.chat_reply import ChatOptions, ChatReply
 from trunkline.server.openai.fields import (
@@ -72,21 +71,20 @@ class ChatFields(CommonFields, kw_only=True):
     add_generation_prompt: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Parsed:
-    job: Job
-    options: ChatOptions
-
-
 async def chat_completions(request: Request) -> ASGIApp:
     """Parse, submit, answer."""
     server = server_of(request)
     body, size = await read_json(request, server.config.http.max_body_bytes)
-    parsed = await offload(size, lambda: _parse(body, server, request_id(request)))
-    return Generation(server, parsed.job, ChatReply(server, parsed.options))
+    prepared = await offload(size, lambda: prepare_chat(body, server, request_id(request)))
+    return Generation(server, prepared)
 
 
-def _parse(body: Any, server: Server, rid: str) -> _Parsed:
+def prepare_chat(body: Any, server: Server, rid: str) -> Prepared:
+    """Validate, render and tokenise the body of a chat completion; `rid` is its id if it has none.
+
+    Raises:
+        RequestError: a field is wrong, or the prompt too long.
+    """
     received_ts = time.time()
     fields, ignored = parse_fields(body, ChatFields, _UNSUPPORTED)
     context = server.openai
@@ -108,16 +106,15 @@ def _parse(body: Any, server: Server, rid: str) -> _Parsed:
         received_ts=received_ts,
     )
     request = make_request(context, rid, prompt_ids, sampling, options)
-    return _Parsed(
-        Job(rid=rid, requests=[request], stream=options.stream, ignored=ignored),
-        ChatOptions(
-            id=rid,
-            model=model,
-            created=int(received_ts),
-            include_usage=include_usage,
-            continuous_usage=continuous,
-        ),
+    reply = ChatOptions(
+        id=rid,
+        model=model,
+        created=int(received_ts),
+        include_usage=include_usage,
+        continuous_usage=continuous,
     )
+    job = Job(rid=rid, requests=[request], stream=options.stream, ignored=ignored)
+    return Prepared(job, ChatReply(server, reply))
 
 
 def _prompt_ids(fields: ChatFields, server: Server) -> list[int]:

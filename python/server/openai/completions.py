@@ -19,7 +19,7 @@ from trunkline.engine.native_request import (
     tokenise,
 )
 from trunkline.engine.validation import RequestError, is_int, parse_token_ids, shown
-from trunkline.server.answer import Generation, Job, request_id
+from trunkline.server.answer import Generation, Job, Prepared, request_id
 from trunkline.server.http import read_json
 from trunkline.server.openai.completions_reply import CompletionOptions, CompletionReply
 from trunkline.server.openai.fields import (
@@ -54,11 +54,16 @@ async def completions(request: Request) -> ASGIApp:
     """Parse, submit, answer."""
     server = server_of(request)
     body, size = await read_json(request, server.config.http.max_body_bytes)
-    job, options = await offload(size, lambda: _parse(body, server, request_id(request)))
-    return Generation(server, job, CompletionReply(server, options))
+    prepared = await offload(size, lambda: prepare_completion(body, server, request_id(request)))
+    return Generation(server, prepared)
 
 
-def _parse(body: Any, server: Server, rid: str) -> tuple[Job, CompletionOptions]:
+def prepare_completion(body: Any, server: Server, rid: str) -> Prepared:
+    """Validate and tokenise the body of a completion; `rid` is its id if it has none.
+
+    Raises:
+        RequestError: a field is wrong, or a prompt too long.
+    """
     received_ts = time.time()
     fields, ignored = parse_fields(body, CompletionFields, _UNSUPPORTED)
     context = server.openai
@@ -94,16 +99,16 @@ def _parse(body: Any, server: Server, rid: str) -> tuple[Job, CompletionOptions]
     ]
     if echo and texts is None:
         texts = [server.tokenizer.decode(prompt) for prompt in prompts]
-    return Job(rid=rid, requests=requests, stream=options.stream, ignored=ignored), (
-        CompletionOptions(
-            id=rid,
-            model=model,
-            created=int(received_ts),
-            include_usage=include_usage,
-            continuous_usage=continuous,
-            echoed=texts if echo else None,
-        )
+    reply = CompletionOptions(
+        id=rid,
+        model=model,
+        created=int(received_ts),
+        include_usage=include_usage,
+        continuous_usage=continuous,
+        echoed=texts if echo else None,
     )
+    job = Job(rid=rid, requests=requests, stream=options.stream, ignored=ignored)
+    return Prepared(job, CompletionReply(server, reply))
 
 
 def _prompts(prompt: Any, context: RequestContext) -> tuple[list[list[int]], list[str] | None]:
