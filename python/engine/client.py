@@ -2,8 +2,9 @@
 
 A `Client` lives in one asyncio loop and talks through a channel (`channel.py`) to the engine's
 loop, in this process or another. It keeps all that is needed to submit a request again: prompt,
-parameters, output ids so far and the text already delivered. It knows nothing of HTTP, tokenizers
-or models.
+parameters, output ids so far and the text already delivered. When an engine dies and is started
+again, the requests that it had go on where they were (`recovery.py` says in which order). It knows
+nothing of HTTP, tokenizers or models.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import msgspec
 from trunkline.engine import messages
 from trunkline.engine.channel import Channel
 from trunkline.engine.messages import EngineStatus
+from trunkline.engine.recovery import Recovery
 from trunkline.engine.stream import (
     EngineDied,
     EventsLost,
@@ -57,6 +59,8 @@ class Client:
         self._channel = channel
         self._keys = itertools.count(1)
         self._streams: dict[int, Stream] = {}
+        self._recovery = Recovery()
+        self._withdrawn: set[int] = set()  # unfinished samples of the suspect, to be taken back
         self._controls: dict[int, asyncio.Future[dict[str, object]]] = {}
         self._decoder = msgspec.msgpack.Decoder(list[messages.Event])
         self._encoder = msgspec.msgpack.Encoder()
@@ -83,7 +87,7 @@ class Client:
         if self._streams and self.status.state == "ready":
             for stream in list(self._streams.values()):
                 self._abort_stream(stream)
-        self._lose(EngineDied(reason), epoch=None)
+        self._fail_all(EngineDied(reason))
         await self._channel.close()
 
     @property
@@ -94,20 +98,26 @@ class Client:
     def submit(self, request: Request) -> Stream:
         """Send a request; the stream's `accepted` tells whether the engine took it.
 
-        When the engine is not ready, the stream fails with `EngineDied`.
+        When the engine is not ready, the stream fails with `EngineDied`: only what an engine had
+        is submitted again.
         """
         status = self.status
         stream = Stream(request, next(self._keys), status.epoch, self._abort_stream)
         if status.state != "ready":
             stream.fail(EngineDied(status.error or f"the engine is {status.state}"))
-            return stream
-        self._streams[stream.key] = stream
-        self._send(messages.SUBMIT, _submit(stream), status.epoch)
-        stream.dispatched_ts = time.time()
+        elif self._recovery.suspect is not None:
+            self._recovery.hold(stream)
+        else:
+            self._dispatch(stream)
         return stream
 
     def abort(self, rid: str | None = None) -> None:
         """Ask the engine to end the request or sample with this id, whosever it is; None: all."""
+        for stream in self._recovery.held:
+            if rid is None or stream.request.rid == rid:
+                self._abort_stream(stream)
+        for stream in self._streams.values():
+            stream.aborted |= rid is None or stream.request.rid == rid
         self._send(messages.ABORT, messages.Abort(rid=rid, all=rid is None), self.status.epoch)
 
     async def control(
@@ -135,9 +145,30 @@ class Client:
     def _send(self, kind: bytes, message: msgspec.Struct, epoch: int) -> None:
         self._channel.send(kind, epoch, self._encoder.encode(message))
 
+    def _dispatch(self, stream: Stream) -> None:
+        """Give a request to the engine that is ready now."""
+        self._streams[stream.key] = stream
+        self._send(messages.SUBMIT, _submit(stream), stream.epoch)
+        if not stream.dispatched_ts:
+            stream.dispatched_ts = time.time()
+
+    def _resubmit(self) -> None:
+        """Give the engine what it may have now of what another one left."""
+        epoch = self.status.epoch
+        for stream in self._recovery.due():
+            stream.resubmitted(next(self._keys), epoch)
+            self._dispatch(stream)
+            for sample in stream.samples:
+                if sample.finished is not None and sample.finished.reason in ("abort", "error"):
+                    rid = f"{stream.request.rid}_{sample.index}"
+                    self._send(messages.ABORT, messages.Abort(rid=rid), epoch)
+
     def _abort_stream(self, stream: Stream) -> None:
         if stream.key in self._streams:
+            stream.aborted = True
             self._send(messages.ABORT, messages.Abort(key=stream.key), stream.epoch)
+        elif self._recovery.drop(stream):
+            stream.end_aborted(time.time())
 
     def _deliver(self, epoch: int, blob: bytes) -> None:
         """Take one blob of events; those of another engine life are dropped."""
@@ -149,10 +180,15 @@ class Client:
                 self._answer(event)
                 continue
             stream = self._streams.get(event.key)
-            if stream is not None:
+            if stream is None:
+                continue
+            if stream is self._recovery.suspect:
+                self._apply_to_suspect(stream, event, now)
+            else:
                 self._apply(stream, event, now)
 
-    def _apply(self, stream: Stream, event: messages.Event, now: float) -> None:
+    def _apply(self, stream: Stream, event: messages.Event, now: float) -> bool:
+        """Hand an event to its stream; True when it was the last."""
         try:
             ended = stream.apply(event, now)
         except EventsLost as error:
@@ -161,6 +197,25 @@ class Client:
             ended = True
         if ended:
             del self._streams[stream.key]
+        return ended
+
+    def _apply_to_suspect(self, stream: Stream, event: messages.Event, now: float) -> None:
+        """As `_apply`; once the suspect has gained a token, take it back and let the others in."""
+        if self._withdrawn:
+            if isinstance(event, messages.Finished):
+                self._withdrawn.discard(event.sample)
+            if self._withdrawn:
+                return
+            del self._streams[stream.key]
+            self._recovery.test_ended(stream, finished=False)
+        elif self._apply(stream, event, now):
+            self._recovery.test_ended(stream, finished=True)
+        else:
+            if self._recovery.is_cleared(stream):
+                self._withdrawn = {s.index for s in stream.samples if s.finished is None}
+                self._send(messages.ABORT, messages.Abort(key=stream.key), stream.epoch)
+            return
+        self._resubmit()
 
     def _answer(self, reply: messages.ControlReply) -> None:
         future = self._controls.get(reply.key)
@@ -174,21 +229,44 @@ class Client:
     def _status_changed(self) -> None:
         """The channel says that the engine's state or epoch is another than before."""
         status = self.status
-        if status.state == "ready":
-            self._lose(EngineDied("the engine was restarted"), epoch=status.epoch)
+        if status.state == "dead":
+            self._fail_all(EngineDied(status.error or "the engine has died"))
         else:
-            self._lose(EngineDied(status.error or "the engine has died"), epoch=None)
+            self._engine_died(status)
+        if status.state == "ready":
+            self._resubmit()
         self._changed.set()
 
-    def _lose(self, error: EngineDied, epoch: int | None) -> None:
-        """Fail all that is in flight, except in the engine life `epoch`."""
-        for stream in [s for s in self._streams.values() if s.epoch != epoch]:
+    def _engine_died(self, status: EngineStatus) -> None:
+        """Hold what another engine life had, until one is ready."""
+        alive = status.epoch if status.state == "ready" else None
+        lost = [stream for stream in self._streams.values() if stream.epoch != alive]
+        if not lost and alive is not None:
+            return
+        now = time.time()
+        self._withdrawn.clear()
+        for stream in lost:
             del self._streams[stream.key]
+        error = EngineDied(status.error or "the engine was restarted")
+        for future in self._controls.values():
+            if not future.done():
+                future.set_exception(error)
+        for stream in lost:
+            if stream.aborted:
+                stream.end_aborted(now)
+        guilty = self._recovery.engine_died(stream for stream in lost if not stream.aborted)
+        if guilty is not None:
+            guilty.fail(EngineDied(f"the engine died each time that it ran this request: {error}"))
+
+    def _fail_all(self, error: EngineDied) -> None:
+        """No engine will ever run what is in flight."""
+        for stream in (*self._streams.values(), *self._recovery.held):
+            self._recovery.drop(stream)
             stream.fail(error)
-        if epoch is None:
-            for future in self._controls.values():
-                if not future.done():
-                    future.set_exception(error)
+        self._streams.clear()
+        for future in self._controls.values():
+            if not future.done():
+                future.set_exception(error)
 
 
 def _submit(stream: Stream) -> messages.Submit:
@@ -200,10 +278,19 @@ def _submit(stream: Stream) -> messages.Submit:
         prompt=request.prompt_ids,
         sampling=request.sampling,
         n=request.n,
-        stream_interval=request.stream_interval,
+        # After a death every token is told at once, so that one that is gained is seen.
+        stream_interval=1 if stream.deaths else request.stream_interval,
         priority=request.priority,
         namespace=request.namespace,
         request_class=request.request_class,
-        logprobs=request.logprobs,
-        resume=stream.progress(),
+        logprobs=_missing_logprobs(stream),
+        resume=stream.progress() if stream.is_resubmission else [],
     )
+
+
+def _missing_logprobs(stream: Stream) -> messages.LogprobRequest | None:
+    """What a request wants to know and does not yet: its prompt is scored once."""
+    wanted = stream.request.logprobs
+    if wanted is None or any(sample.prompt_logprobs is None for sample in stream.samples):
+        return wanted
+    return messages.LogprobRequest(None, wanted.top_n, wanted.ids)

@@ -107,6 +107,26 @@ class Sample:
             self._parts = ["".join(self._parts)]
         return self._parts[0] if self._parts else ""
 
+    def abort_event(self, key: int) -> messages.Finished:
+        """What an engine would say if it ended the sample here, at the client's wish."""
+        return messages.Finished(
+            key=key,
+            sample=self.index,
+            token_offset=len(self.output_ids),
+            token_ids=[],
+            text_offset=self._length,
+            text="",
+            logprobs=None,
+            prompt_logprobs=None,
+            reason="abort",
+            matched=None,
+            message="the request was aborted",
+            status=0,
+            completion_tokens=len(self.output_ids),
+            num_retractions=self.num_retractions,
+            queue_time=self.started.queue_time if self.started else 0.0,
+        )
+
     def _apply(self, event: messages.Delta | messages.Finished, now: float) -> Update:
         """Add what the event brings beyond what is known already."""
         known_tokens = len(self.output_ids) - event.token_offset
@@ -134,7 +154,8 @@ class Sample:
             self._parts.append(text)
             self._length += len(text)
         self.output_logprobs = _joined(self.output_logprobs, logprobs)
-        self.prompt_logprobs = _joined(self.prompt_logprobs, event.prompt_logprobs)
+        if self.prompt_logprobs is None:  # a restarted engine may tell them again
+            self.prompt_logprobs = event.prompt_logprobs
         if self.first_token_ts is None and token_ids:
             self.first_token_ts = now
         self.num_retractions = event.num_retractions
@@ -155,6 +176,10 @@ class Stream:
         self.dispatched_ts = 0.0
         self.key = key
         self.epoch = epoch
+        self.deaths = 0  # engines that died without a token for this request, in a row
+        self.aborted = False
+        self.is_resubmission = False
+        self._submitted_tokens = 0
         self._abort = abort
         self._unfinished = request.n
         self._accepted = False
@@ -211,14 +236,28 @@ class Stream:
     def _drained(self) -> bool:
         return not self._unfinished and not self._pending
 
+    @property
+    def has_gained(self) -> bool:
+        """Whether a token has come since the request was last submitted."""
+        return self._num_tokens > self._submitted_tokens
+
+    @property
+    def _num_tokens(self) -> int:
+        return sum(len(sample.output_ids) for sample in self.samples)
+
+    def resubmitted(self, key: int, epoch: int) -> None:
+        """Belong to another engine life from now on, under another key; called by the client."""
+        self.key = key
+        self.epoch = epoch
+        self.is_resubmission = True
+        self._submitted_tokens = self._num_tokens
+
     def abort(self) -> None:
         """Ask the engine to end the request. Idempotent, and harmless after the end."""
         self._abort(self)
 
     def progress(self) -> list[messages.Resume]:
-        """What a resubmission carries: empty when no sample has a token yet."""
-        if not any(sample.output_ids for sample in self.samples):
-            return []
+        """What a resubmission carries: one entry per sample."""
         return [
             messages.Resume(output_ids=sample.output_ids, delivered_chars=sample._length)
             for sample in self.samples
@@ -233,6 +272,12 @@ class Stream:
         self._error = error
         self._wake.set()
 
+    def end_aborted(self, now: float) -> None:
+        """End as aborted where no engine can; called by the client."""
+        for sample in self.samples:
+            if sample.finished is None:
+                self.apply(sample.abort_event(self.key), now)
+
     def apply(self, event: messages.Event, now: float) -> bool:
         """Take one event; True when it was the last. Called by the client."""
         match event:
@@ -243,10 +288,14 @@ class Stream:
                 self._wake.set()
                 return True
             case messages.Started():
-                self.samples[event.sample].started = event
+                sample = self.samples[event.sample]
+                sample.started = sample.started or event
             case messages.Delta() | messages.Finished():
                 self._accepted = True
-                update = self.samples[event.sample]._apply(event, now)
+                sample = self.samples[event.sample]
+                if sample.finished is not None:  # a restarted engine comes to its end again
+                    return False
+                update = sample._apply(event, now)
                 earlier = self._pending.get(event.sample)
                 self._pending[event.sample] = (
                     update if earlier is None else _merged(earlier, update)

@@ -141,9 +141,9 @@ class Generation:
         if opening:
             await send({"type": "http.response.body", "body": opening, "more_body": True})
         try:
-            prompts = {stream.key: prompt for prompt, stream in enumerate(streams)}
+            prompts = {stream: prompt for prompt, stream in enumerate(streams)}
             async for stream, updates in merged(streams):
-                payloads = self._payloads(prompts[stream.key], stream, updates, meter)
+                payloads = self._payloads(prompts[stream], stream, updates, meter)
                 if payloads:
                     frames = event_frames(payloads)
                     await send({"type": "http.response.body", "body": frames, "more_body": True})

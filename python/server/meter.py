@@ -21,13 +21,12 @@ class Meter:
         self._streams = streams
         self._is_streaming = is_streaming
         self.accepted = False
-        self._last_seen: dict[tuple[int, int], float] = {}
+        self._last_seen: dict[Sample, float] = {}
 
     def seen(self, stream: Stream, sample: Sample, new_tokens: int) -> None:
         """Observe latencies after `new_tokens` of a sample came in."""
-        key = (stream.key, sample.index)
         now = sample.finished_ts or time.time()
-        last = self._last_seen.get(key)
+        last = self._last_seen.get(sample)
         if last is None:
             first = first_token_ts(sample, streamed=self._is_streaming)
             if first is None:
@@ -38,7 +37,7 @@ class Meter:
         if new_tokens > 0:
             gap = (now - last) / new_tokens
             self._observe("inter_token_latency_seconds", gap, new_tokens)
-        self._last_seen[key] = now
+        self._last_seen[sample] = now
 
     def _observe(self, name: str, value: float, times: int = 1) -> None:
         self._metrics.observe(name, value, self._is_streaming, times)

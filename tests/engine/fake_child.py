@@ -1,12 +1,13 @@
 """An engine process with a fake scheduler, for `test_process.py`: run with `python -m`.
 
 `model_path` says what goes wrong: "bad" and "broken" fail to start, "stuck" hangs in its first
-step, "slow" takes 10 ms a step.
+step, "slow" takes 10 ms a step, "deadly" too and dies of token 666.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 
@@ -18,6 +19,8 @@ from trunkline.engine.config import EngineConfig
 from trunkline.engine.loop import EngineLoop, LoopOptions
 from trunkline.engine.process import run_child
 from trunkline.plan import Plan
+
+DEADLY = 666
 
 
 class FakeLaunched:
@@ -37,8 +40,10 @@ class FakeLaunched:
     def hook(self, plan: Plan) -> None:
         if self.model == "stuck":
             time.sleep(60)
-        if self.model == "slow":
+        if self.model in ("slow", "deadly"):
             time.sleep(0.01)
+        if self.model == "deadly" and DEADLY in plan.token_ids:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

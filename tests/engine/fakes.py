@@ -95,7 +95,9 @@ class FakeCore:
             self._emit(client, refused)
             return None
         self.requests[client, request.key] = request
-        self.outputs[client, request.key] = []
+        self.outputs[client, request.key] = list(
+            request.resume[0].output_ids if request.resume else ()
+        )
         self.slots[client, request.key] = len(self.slots)
         self._emit(client, messages.Accepted(request.key))
         return None

@@ -17,10 +17,11 @@ import uvloop
 from tests.engine.test_client import request
 
 from trunkline import Engine
-from trunkline.engine.client import Client, EngineDied
+from trunkline.engine.client import Client, EngineDied, Stream
 from trunkline.engine.config import EngineConfig, ModelOptions, SchedulerOptions
 from trunkline.engine.launch import engine_config
 from trunkline.engine.process import EngineProcess
+from trunkline.engine.recovery import MAX_DEATHS
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,29 +88,96 @@ def test_requests_and_controls_cross_the_process_boundary(
     run(main())
 
 
-def test_a_killed_engine_is_restarted_and_its_requests_fail() -> None:
+def test_requests_outlive_their_engine() -> None:
     async def main() -> None:
         process = engine_process("slow")
         client = Client(process)
         await client.start()
         await client.ready()
-        stream = client.submit(request(tokens=10**6))
-        asked = asyncio.create_task(client.control("fly"))
-        await anext(aiter(stream))
-        with pytest.raises(Exception, match="unknown control verb"):
-            await asked
-        first = process.pid
-        assert first is not None
-        os.kill(first, signal.SIGKILL)
-        with pytest.raises(EngineDied, match=r"SIGKILL|restarted"):
-            await stream.finished()
-        assert stream.samples[0].output_ids  # what a resubmission needs is still there
+        streams = [client.submit(request(rid=f"r{i}", prompt=[100 * i], tokens=60)) for i in (1, 2)]
+        rest = [asyncio.create_task(collected(stream)) for stream in streams]
+        for epoch in (2, 3):
+            while min(len(stream.samples[0].output_ids) for stream in streams) < 15 * (epoch - 1):
+                await asyncio.sleep(0.005)
+            pid = process.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            asked = asyncio.create_task(client.control("stats"))
+            with pytest.raises(EngineDied):
+                await asked
+            while client.status.epoch < epoch or client.status.state != "ready":
+                await asyncio.sleep(0.02)
+        for i, stream, task in zip((1, 2), streams, rest, strict=True):
+            expected = list(range(100 * i + 1, 100 * i + 61))
+            text = "".join(f"<{token}>" for token in expected)
+            assert await task == (expected, text)
+            assert stream.samples[0].output_ids == expected
+            assert stream.samples[0].finished is not None
+            assert stream.samples[0].finished.reason == "length"
+        await client.close()
+
+    asyncio.run(main())
+
+
+async def collected(stream: Stream) -> tuple[list[int], str]:
+    """All token ids and all text of a stream's updates."""
+    updates = [update async for batch in stream for update in batch]
+    assert [update.finished for update in updates] == [False] * (len(updates) - 1) + [True]
+    return [t for u in updates for t in u.token_ids], "".join(u.text for u in updates)
+
+
+def test_a_deadly_request_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trunkline.engine.process.BACKOFF_S", (0.0,))
+
+    async def main() -> None:
+        client = Client(engine_process("deadly"))
+        await client.start()
         await client.ready()
-        assert client.status.epoch == 2
-        assert process.pid != first
-        again = client.submit(request())
-        await again.finished()
-        assert again.samples[0].output_ids == [101, 102, 103, 104]
+        prompts = [[100], [666], [200], [660], [700]]
+        streams = [
+            client.submit(request(rid=f"r{i}", prompt=prompt, tokens=400))
+            for i, prompt in enumerate(prompts)
+        ]
+        for index, stream in enumerate(streams):
+            if index in (1, 3):
+                with pytest.raises(EngineDied, match="each time"):
+                    await stream.finished()
+            else:
+                await stream.finished()
+                start = prompts[index][0]
+                assert stream.samples[0].output_ids == list(range(start + 1, start + 401))
+        assert streams[1].samples[0].output_ids == []
+        assert streams[3].samples[0].output_ids == [661, 662, 663, 664, 665, 666]
+        await client.ready()
+        await client.submit(request()).finished()
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_what_is_aborted_while_no_engine_runs_ends_at_once() -> None:
+    async def main() -> None:
+        process = engine_process("slow")
+        client = Client(process)
+        await client.start()
+        await client.ready()
+        streams = [client.submit(request(rid=f"r{i}", tokens=10**6)) for i in range(3)]
+        for stream in streams:
+            await anext(aiter(stream))
+        pid = process.pid
+        assert pid is not None
+        streams[0].abort()
+        os.kill(pid, signal.SIGKILL)
+        while client.status.state == "ready":
+            await asyncio.sleep(0.001)
+        streams[1].abort()
+        client.abort("r2")
+        for stream in streams:
+            await stream.finished()
+            assert stream.samples[0].finished is not None
+            assert stream.samples[0].finished.reason == "abort"
+        await client.ready()
+        assert (await client.control("stats"))["num_running"] == 0
         await client.close()
 
     asyncio.run(main())
@@ -148,7 +216,7 @@ def test_a_stuck_engine_is_killed_by_the_watchdog() -> None:
         with pytest.raises(EngineDied, match=r"loop had not moved for . s and was killed"):
             await stream.finished()
         await client.ready()
-        assert client.status.epoch == 2
+        assert client.status.epoch == 1 + MAX_DEATHS + 1
         await client.close()
 
     asyncio.run(main())

@@ -69,7 +69,8 @@ def _answer(prompt: list[int], sample: int) -> str:
 class FakeEngine:
     """A channel. `answer` is what each sample says; `delay_s` passes between tokens.
 
-    With `hold` set, requests wait in the queue; `refuse` refuses them. `kill` loses the engine.
+    With `hold` set, requests wait in the queue; `refuse` refuses them. `kill` loses the engine,
+    `restart` brings another.
     """
 
     answer: Callable[[list[int], int], str] = _answer
@@ -102,6 +103,10 @@ class FakeEngine:
         self.running.clear()
         self._live.clear()
         self.set_status("starting", "the engine process was killed by SIGKILL")
+
+    def restart(self) -> None:
+        self._status = msgspec.structs.replace(self._status, epoch=self._status.epoch + 1)
+        self.set_status("ready")
 
     async def close(self) -> None:
         for task in self.running.values():
@@ -202,9 +207,10 @@ class _Play:
         self.submit = submit
         self.sample = sample
         self.script = [*answer.encode(), EOS]
-        self.ids: list[int] = []
-        self.sent_ids = 0
-        self.sent_chars = 0
+        known = submit.resume[sample] if submit.resume else messages.Resume([], 0)
+        self.ids = list(known.output_ids)
+        self.sent_ids = len(self.ids)
+        self.sent_chars = known.delivered_chars
         self.is_over = False
 
     def started(self) -> messages.Started:

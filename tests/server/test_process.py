@@ -142,21 +142,24 @@ def test_health_is_503_until_the_model_is_there(model: Path):
         process.close()
 
 
-@pytest.mark.slow
-def test_the_engine_is_killed(server: Process):
+def test_a_stream_outlives_its_engine(server: Process):
+    sampling = {**LONG["sampling_params"], "temperature": 0.8, "max_new_tokens": 100}
+    body = {**LONG, "rid": "same", "sampling_params": sampling, "return_logprob": True}
+    body |= {"logprob_start_len": 0, "top_logprobs_num": 2}
+    whole = server.http.post("/generate", json=body).json()
     [engine] = server.children
-    with server.http.stream("POST", "/generate", json={**LONG, "stream": True}) as response:
-        chunks = response.iter_text()
-        next(chunks)
+    with server.http.stream("POST", "/generate", json={**body, "stream": True}) as response:
+        lines = (line for line in response.iter_lines() if line.startswith("data: {"))
+        for _ in range(10):
+            first = json.loads(next(lines)[6:])
         engine.kill()
-        rest = "".join(chunks)
-    assert '"code":"engine_unavailable"' in rest
-    assert "[DONE]" not in rest
-    deadline = time.monotonic() + 60
-    while server.http.get("/health").status_code != 200:
-        assert time.monotonic() < deadline, "\n".join(server.lines)
-        time.sleep(0.1)
-    assert server.http.post("/generate", json={"text": "the"}).status_code == 200
+        last = [json.loads(line[6:]) for line in lines][-1]
+    assert 0 < first["meta_info"]["completion_tokens"] < 100
+    assert (last["text"], last["output_ids"]) == (whole["text"], whole["output_ids"])
+    for name in ("output_token_logprobs", "input_token_logprobs", "output_top_logprobs"):
+        assert last["meta_info"][name] == whole["meta_info"][name], name
+    assert last["meta_info"]["finish_reason"] == whole["meta_info"]["finish_reason"]
+    assert server.http.post("/generate", json=body).json()["text"] == whole["text"]
 
 
 @pytest.mark.slow

@@ -87,7 +87,10 @@ impl Scheduler {
             return Err(invalid(Some("rid"), message));
         }
         let params = validation::params(&state.config, state.decoder.is_some(), &mut submit)?;
-        self.make_room_in_queue(params.rank)?;
+        // Whoever was let in once stays in: a request that another engine had is not counted.
+        if submit.resume.is_empty() {
+            self.make_room_in_queue(params.rank)?;
+        }
         let state = &mut self.state;
         let id = state.requests.next_id();
         let preparing = submit.must_prepare;

@@ -339,8 +339,11 @@ fn queues_are_limited_by_class() {
     for key in [4, 6] {
         assert_eq!(engine.refusal(key), Some((503, "The request queue is full.")));
     }
+    // What another engine had let in is not counted again.
+    engine.submit(&Submit { resume: vec![Resume(vec![], 0)], ..submit(7, &[7], 3) });
+    assert_eq!(engine.refusal(7), None);
     engine.drain();
-    assert_eq!(engine.stat("finished_sequences_total"), 4);
+    assert_eq!(engine.stat("finished_sequences_total"), 5);
 }
 
 #[test]

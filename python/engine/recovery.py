@@ -1,0 +1,83 @@
+"""Which requests go to a restarted engine, and when.
+
+A death of the engine counts against a request that gained no token since it was last submitted. A
+request with `MAX_DEATHS` of them in a row is a suspect: it is tried alone, until it has gained a
+token, while everything else is held back. It is given up only if the engine dies while it is alone.
+So a request that kills engines cannot take others with it, and none is failed for another's fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from trunkline.engine.stream import Stream
+
+MAX_DEATHS: Final = 2
+
+
+class Recovery:
+    """The requests that no engine has now, and the suspect that one has for itself."""
+
+    def __init__(self) -> None:
+        self._held: list[Stream] = []  # in the order of their arrival
+        self._alone: Stream | None = None
+
+    @property
+    def held(self) -> list[Stream]:
+        """Requests that wait to be submitted."""
+        return list(self._held)
+
+    @property
+    def suspect(self) -> Stream | None:
+        """The request that runs alone: nothing else may be submitted."""
+        return self._alone
+
+    def engine_died(self, in_flight: Iterable[Stream]) -> Stream | None:
+        """Take all that was in flight, in the order of arrival; the request to give up, if any."""
+        guilty = None
+        survivors = []
+        for stream in in_flight:
+            stream.deaths = 0 if stream.has_gained else stream.deaths + 1
+            if stream is self._alone and not stream.has_gained:
+                guilty = stream
+            else:
+                survivors.append(stream)
+        self._alone = None
+        self._held[:0] = survivors
+        return guilty
+
+    def hold(self, stream: Stream) -> None:
+        """Keep a request until there is an engine for it."""
+        self._held.append(stream)
+
+    def drop(self, stream: Stream) -> bool:
+        """Forget a held request; False if it is not held."""
+        if stream not in self._held:
+            return False
+        self._held.remove(stream)
+        return True
+
+    def due(self) -> list[Stream]:
+        """The requests to submit now to an engine that runs nothing but what `due` gave before."""
+        if self._alone is not None:
+            return []
+        for stream in self._held:
+            if stream.deaths >= MAX_DEATHS:
+                self._alone = stream
+                self._held.remove(stream)
+                return [stream]
+        due, self._held = self._held, []
+        return due
+
+    def is_cleared(self, stream: Stream) -> bool:
+        """Whether a request that runs alone has shown that it can gain a token."""
+        return stream is self._alone and stream.has_gained
+
+    def test_ended(self, stream: Stream, finished: bool) -> None:
+        """The suspect has left the engine; unless it has finished, it waits with the others now."""
+        assert stream is self._alone, "only the suspect is tested"
+        self._alone = None
+        stream.deaths = 0
+        if not finished:
+            self._held.insert(0, stream)

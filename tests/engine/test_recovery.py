@@ -1,0 +1,79 @@
+"""Which requests a restarted engine gets, against all schedules of deaths and tokens."""
+
+from __future__ import annotations
+
+import time
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from trunkline.engine import messages
+from trunkline.engine.messages import SamplingParams
+from trunkline.engine.recovery import MAX_DEATHS, Recovery
+from trunkline.engine.stream import Request, Stream
+
+
+def stream(index: int) -> Stream:
+    request = Request(
+        rid=str(index), prompt_ids=[1], sampling=SamplingParams(), received_ts=time.time()
+    )
+    return Stream(request, index, 1, lambda _: None)
+
+
+def gain(one: Stream) -> None:
+    offset = len(one.samples[0].output_ids)
+    one.apply(messages.Delta(one.key, 0, offset, [7], offset, "x"), 0.0)
+
+
+def deaths_until_given_up(deadly: Stream, others: list[Stream]) -> int:
+    """Play engines that die in every step that `deadly` is in, after the others' tokens."""
+    recovery = Recovery()
+    running = [*others[:1], deadly, *others[1:]]
+    for death in range(1, 50):
+        guilty = recovery.engine_died(running)
+        if guilty is not None:
+            assert guilty is deadly
+            running = recovery.due()
+            assert set(running) <= set(others)
+            return death
+        running = recovery.due()
+        while running == [recovery.suspect] and recovery.suspect is not deadly:
+            [suspect] = running
+            suspect.resubmitted(0, 1)
+            gain(suspect)
+            assert recovery.is_cleared(suspect)
+            recovery.test_ended(suspect, finished=False)
+            running = recovery.due()
+        for one in running:
+            one.resubmitted(0, 1)
+    raise AssertionError("never given up")
+
+
+@given(st.integers(0, 5))
+def test_the_deadly_one_is_found_and_only_it(count: int) -> None:
+    others = [stream(i + 1) for i in range(count)]
+    assert deaths_until_given_up(stream(0), others) == MAX_DEATHS + 1
+
+
+@given(st.lists(st.sampled_from(["die", "gain", "clear"]), max_size=30), st.integers(1, 4))
+def test_no_request_is_lost_or_doubled(script: list[str], count: int) -> None:
+    recovery = Recovery()
+    streams = [stream(i) for i in range(count)]
+    running, given_up = list(streams), []
+    for word in script:
+        if word == "die":
+            guilty = recovery.engine_died(running)
+            given_up += [guilty] if guilty else []
+            running = recovery.due()
+        elif word == "gain":
+            for one in running:
+                gain(one)
+        elif recovery.suspect is not None and recovery.is_cleared(recovery.suspect):
+            recovery.test_ended(recovery.suspect, finished=False)
+            running = recovery.due()
+        if word != "gain":
+            for one in running:
+                one.resubmitted(0, 1)
+        everywhere = [*running, *recovery.held, *given_up]
+        assert sorted(one.request.rid for one in everywhere) == [str(i) for i in range(count)]
+        assert recovery.suspect is None or running == [recovery.suspect]
