@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -13,7 +14,6 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from trunkline.engine.client import Client
 from trunkline.engine.native_request import RequestContext
@@ -23,40 +23,17 @@ from trunkline.engine.validation import (
     parse_sampling_params,
     usable_defaults,
 )
-from trunkline.server import native, operations, tokens
 from trunkline.server.answer import IGNORED_HEADER
 from trunkline.server.config import ServerConfig
 from trunkline.server.errors import FAILURES, Failure
 from trunkline.server.http import error_response, failure_response
+from trunkline.server.keys import Keys
 from trunkline.server.metrics import Metrics
 from trunkline.server.middleware import Edge, Guard
-from trunkline.server.openai import chat, completions, models
+from trunkline.server.route import access_of
+from trunkline.server.routes import ROUTES
 from trunkline.server.state import ChatTemplate, ServedModel, Server
 from trunkline.server.token_text import Tokenizer, TokenTexts
-
-POST, GET = ["POST"], ["GET"]
-ROUTES = [
-    Route("/", operations.banner, methods=GET),
-    Route("/health", operations.health, methods=GET),
-    Route("/ready", operations.health, methods=GET),
-    Route("/health_generate", operations.health_generate, methods=GET),
-    Route("/model_info", operations.model_info, methods=GET),
-    Route("/get_model_info", operations.model_info, methods=GET),
-    Route("/server_info", operations.server_info, methods=GET),
-    Route("/get_server_info", operations.server_info, methods=GET),
-    Route("/metrics", operations.metrics, methods=GET),
-    Route("/flush_cache", operations.flush_cache, methods=["GET", "POST"]),
-    Route("/abort_request", operations.abort_request, methods=POST),
-    Route("/generate", native.generate, methods=["POST", "PUT"]),
-    Route("/tokenize", tokens.tokenize, methods=POST),
-    Route("/v1/tokenize", tokens.tokenize, methods=POST),
-    Route("/detokenize", tokens.detokenize, methods=POST),
-    Route("/v1/detokenize", tokens.detokenize, methods=POST),
-    Route("/v1/chat/completions", chat.chat_completions, methods=POST),
-    Route("/v1/completions", completions.completions, methods=POST),
-    Route("/v1/models", models.list_models, methods=GET),
-    Route("/v1/models/{name:path}", models.get_model, methods=GET),
-]
 
 
 def create_app(
@@ -106,12 +83,17 @@ def create_app(
             Middleware(Edge, metrics=metrics, paths=frozenset(route.path for route in ROUTES)),
             Middleware(
                 CORSMiddleware,
-                allow_origins=["*"],
+                allow_origins=list(config.http.allowed_origins),
                 allow_methods=["*"],
                 allow_headers=["*"],
                 expose_headers=["x-request-id", IGNORED_HEADER],
             ),
-            Middleware(Guard, api_key=config.http.api_key, is_draining=lambda: server.draining),
+            Middleware(
+                Guard,
+                keys=Keys(config.http.api_key, config.http.admin_api_key),
+                access=partial(access_of, ROUTES),
+                is_draining=lambda: server.draining,
+            ),
         ],
         exception_handlers=_exception_handlers(),
     )

@@ -20,6 +20,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import yaml
 
+from trunkline.server import access_settings
 from trunkline.server.compat_flags import ALIASES, COMPAT_FLAGS, LATER, CompatFlag
 from trunkline.server.config import ServerConfig
 
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 Group = TypeVar("Group")
 Number = TypeVar("Number", int, float)
 
+_LIST: Final = tuple[str, ...]
 _OPTIONAL: Final = (types.UnionType, typing.Union)
 _PREFIX: Final = "compat_"
 
@@ -55,9 +57,12 @@ def parse_arguments(
     parser = build_parser()
     path = _config_path(arguments)
     from_file = [] if path is None else _file_arguments(path)
-    words = [*from_file, *_environment_arguments(environment), *arguments]
-    parsed, unknown = parser.parse_known_args(words)
-    namespace = vars(parsed)
+    namespace: dict[str, Any] = {}
+    unknown: list[str] = []
+    for words in (from_file, _environment_arguments(environment), arguments):
+        parsed, rest = parser.parse_known_args(words)
+        namespace |= vars(parsed)
+        unknown += rest
     warnings = [
         *(
             _judge(flag, namespace[_PREFIX + flag.name])
@@ -69,15 +74,22 @@ def parse_arguments(
         raise UsageError(_unknown(unknown, parser))
     if namespace.pop("enable_priority_scheduling", False):
         namespace["schedule_policy"] = "priority"
-    return _compose(ServerConfig, namespace), [text for text in warnings if text]
+    config = _compose(ServerConfig, namespace)
+    try:
+        config = dataclasses.replace(config, http=access_settings.resolved(config.http))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return config, [text for text in warnings if text]
 
 
 def _unknown(words: Sequence[str], parser: argparse.ArgumentParser) -> str:
     """What to say of words that are no flags."""
-    message = f"unrecognized arguments: {' '.join(words)}"
     if not words[0].startswith("-"):
-        return f"{message}; a model is given with --model-path"
-    close = difflib.get_close_matches(words[0].partition("=")[0], parser._option_string_actions, 1)
+        return f"unrecognized arguments: {' '.join(words)}; a model is given with --model-path"
+    # What follows a misspelt flag may be a secret.
+    flags = [word.partition("=")[0] for word in words if word.startswith("-")]
+    message = f"unrecognized arguments: {' '.join(flags)}"
+    close = difflib.get_close_matches(flags[0], parser._option_string_actions, 1)
     return f"{message}; did you mean {close[0]}?" if close else message
 
 
@@ -146,6 +158,9 @@ def _add_setting(
         off = [name.replace("--", "--no-", 1) for name in names]
         group.add_argument(*off, action="store_false", help=argparse.SUPPRESS, **options)
         return
+    if kind == _LIST:
+        _add_list(group, names, field, words)
+        return
     if field.default is not None:
         words += f" (default: {field.default})"
     choices = field.metadata.get("choices")
@@ -155,6 +170,39 @@ def _add_setting(
     group.add_argument(
         *names, dest=field.name, type=convert, choices=choices, metavar=metavar, help=words
     )
+
+
+def _add_list(
+    group: argparse._ArgumentGroup, names: list[str], field: dataclasses.Field[Any], words: str
+) -> None:
+    convert = _at_least_one if field.metadata.get("minimum") else _listed
+    words += "; several: separated by commas, or the flag repeated"
+    default: tuple[str, ...] = field.default  # type: ignore[assignment]
+    if default:
+        words += f" (default: {','.join(default)})"
+    group.add_argument(
+        *names, dest=field.name, action="extend", type=convert, metavar="TEXT,...", help=words
+    )
+
+
+def _listed(text: str) -> list[str]:
+    """The entries of a comma-separated list, or of a JSON list of strings."""
+    if not text.startswith("["):
+        return [one for one in map(str.strip, text.split(",")) if one]
+    try:
+        entries = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not a JSON list: {error}") from None
+    if not all(isinstance(one, str) for one in entries):
+        raise argparse.ArgumentTypeError("must be a JSON list of strings")
+    return list(entries)
+
+
+def _at_least_one(text: str) -> list[str]:
+    entries = _listed(text)
+    if not entries:
+        raise argparse.ArgumentTypeError("it is empty; leave the flag out instead")
+    return entries
 
 
 def _at_least(kind: type[Number], minimum: float) -> Callable[[str], Number]:
@@ -244,9 +292,9 @@ def _as_words(name: str, value: object, *, is_switch: bool, origin: str) -> list
         if value:
             return [f"--{name}"]
         return [f"--no-{name}"] if f"--no-{name}" in build_parser()._option_string_actions else []
-    if isinstance(value, bool | list):
+    if isinstance(value, bool) or (isinstance(value, list) and name not in _list_flags()):
         raise UsageError(f"{origin} takes one value, got {value!r}")
-    text = json.dumps(value) if isinstance(value, dict) else str(value)
+    text = json.dumps(value) if isinstance(value, dict | list) else str(value)
     return [f"--{name}={text}"]
 
 
@@ -256,6 +304,17 @@ def _switches() -> dict[str, bool]:
         option.removeprefix("--"): action.nargs == 0
         for option, action in build_parser()._option_string_actions.items()
         if option.startswith("--") and not option.startswith("--no-")
+    }
+
+
+def _list_flags() -> set[str]:
+    """The names, without dashes, of the flags that take several values."""
+    return {
+        name.removeprefix("--")
+        for kind in _groups(ServerConfig)
+        for field, annotation in _settings(kind)
+        if annotation == _LIST
+        for name in _flag_names(field.name.replace("_", "-"))
     }
 
 
@@ -278,5 +337,6 @@ def _compose(kind: type[Group], values: Mapping[str, Any]) -> Group:
         if dataclasses.is_dataclass(hints[field.name]):
             chosen[field.name] = _compose(hints[field.name], values)
         elif field.name in values:
-            chosen[field.name] = values[field.name]
+            value = values[field.name]
+            chosen[field.name] = tuple(value) if hints[field.name] == _LIST else value
     return kind(**chosen)

@@ -19,11 +19,35 @@ class HttpOptions:
     port: int = setting(
         30000, "port to listen on; 0 takes a free one", env="TRUNKLINE_PORT", minimum=0
     )
-    api_key: str | None = setting(
-        None,
-        "clients must send it as a bearer token (not to /health, /ready and /metrics)",
+    api_key: tuple[str, ...] = setting(
+        (),
+        "clients must send one of them as a bearer token (not to /health, /ready and /metrics)",
         env="TRUNKLINE_API_KEY",
         secret=True,
+        minimum=1,
+    )
+    api_key_file: str | None = setting(
+        None, "file with further API keys, one per line; lines that begin with # are comments"
+    )
+    admin_api_key: str | None = setting(
+        None,
+        "endpoints of operators (/server_info, /flush_cache, /abort_request) take this key alone",
+        env="TRUNKLINE_ADMIN_API_KEY",
+        secret=True,
+    )
+    allowed_origins: tuple[str, ...] = setting(
+        ("*",), "origins of web pages that may call (CORS); '' for none"
+    )
+    ssl_certfile: str | None = setting(None, "TLS certificate chain, PEM; with --ssl-keyfile")
+    ssl_keyfile: str | None = setting(None, "private key of the TLS certificate, PEM")
+    ssl_keyfile_password: str | None = setting(
+        None, "password of the private key", env="TRUNKLINE_SSL_KEYFILE_PASSWORD", secret=True
+    )
+    ssl_ca_certs: str | None = setting(
+        None, "PEM file of authorities: clients must show a certificate that one of them signed"
+    )
+    enable_ssl_refresh: bool = setting(
+        False, "read certificate and key again when their files change"
     )
     max_body_bytes: int = setting(32 << 20, "largest request body; beyond it: 413", minimum=1)
     keep_alive_timeout_s: float = setting(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from typing import Any, Final, cast
 
 import h11
@@ -29,6 +30,7 @@ from trunkline.server.config import HttpOptions
 _BACKLOG: Final = 2048
 _HEADER_BYTES: Final = 64 << 10
 _CORK_BYTES: Final = 64 << 10  # a fuller buffer is written at once
+_HANDSHAKE_S: Final = 10.0
 _CLOSE_S: Final = 3.0  # connections that are still busy at the stop have this long
 
 
@@ -118,7 +120,11 @@ class Connection(TCPServer):
 
 
 async def listen(
-    app: ASGIApp, listener: socket.socket, options: HttpOptions, stop: asyncio.Event
+    app: ASGIApp,
+    listener: socket.socket,
+    options: HttpOptions,
+    stop: asyncio.Event,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Serve HTTP on a bound socket, which is taken over, until `stop` is set."""
     loop = asyncio.get_running_loop()
@@ -134,7 +140,14 @@ async def listen(
         with contextlib.suppress(asyncio.CancelledError):  # only `listen` cancels it
             await Connection(wrapped, loop, config, context, {}, reader, corked)
 
-    server = await asyncio.start_server(connected, sock=listener, backlog=_BACKLOG)
+    server = await asyncio.start_server(
+        connected,
+        sock=listener,
+        backlog=_BACKLOG,
+        ssl=tls,
+        ssl_handshake_timeout=_HANDSHAKE_S if tls else None,
+        ssl_shutdown_timeout=_CLOSE_S if tls else None,
+    )
     try:
         await stop.wait()
     finally:

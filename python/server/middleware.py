@@ -6,19 +6,21 @@ Plain ASGI, so that streams pass through untouched. Knows nothing of the endpoin
 from __future__ import annotations
 
 import asyncio
-import hmac
 import uuid
 from collections.abc import Callable
 from typing import Final
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trunkline.server import logs
 from trunkline.server.http import error_response
+from trunkline.server.keys import Keys
 from trunkline.server.metrics import Metrics
+from trunkline.server.route import Access
 
 REQUEST_ID: Final = "trunkline.request_id"
-_OPEN_PATHS: Final = ("/health", "/ready", "/metrics")
+OWN_REQUEST: Final = "trunkline.own_request"  # in the scope of what the server asks itself
 _MAX_ID_BYTES: Final = 128
 _OTHER: Final = "other"
 
@@ -130,31 +132,45 @@ def _is_printable(value: bytes) -> bool:
 class Guard:
     """Turns away who has no key, and new work while the server drains."""
 
-    def __init__(self, app: ASGIApp, api_key: str | None, is_draining: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        access: Callable[[Scope], Access],
+        is_draining: Callable[[], bool],
+    ) -> None:
+        """Wrap `app`; `access` tells which keys a request needs."""
         self._app = app
-        self._api_key = None if api_key is None else api_key.encode()
+        self._keys = keys
+        self._access = access
         self._is_draining = is_draining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            if not self._is_allowed(scope):
-                response = error_response(
-                    "this server needs its API key as a bearer token in the Authorization header",
-                    401,
-                    code="invalid_api_key",
-                )
+            response = self._refusal(scope)
+            if response is not None:
                 await response(scope, receive, send)
-                return
-            if self._is_draining() and scope["method"] in ("POST", "PUT"):
-                await error_response("the server is shutting down", 503)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _is_allowed(self, scope: Scope) -> bool:
-        if self._api_key is None or scope["method"] == "OPTIONS":
-            return True
-        if scope["path"].startswith(_OPEN_PATHS):
-            return True
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, token = given.partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._api_key)
+    def _refusal(self, scope: Scope) -> Response | None:
+        if scope["method"] == "OPTIONS" or OWN_REQUEST in scope:
+            return None
+        refused = self._keys.refusal(self._access(scope), given_key(scope))
+        if refused is not None:
+            status, why = refused
+            response = error_response(why, status, code="invalid_api_key")
+            if status == 401:
+                response.headers["www-authenticate"] = "Bearer"
+            return response
+        if self._is_draining() and scope["method"] in ("POST", "PUT"):
+            return error_response("the server is shutting down", 503)
+        return None
+
+
+def given_key(scope: Scope) -> str:
+    """The key that a request brings: as a bearer token, else as Anthropic's clients send it."""
+    headers: dict[bytes, bytes] = dict(scope["headers"])
+    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+    given = token.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
+    return given.decode("utf-8", "surrogateescape")

@@ -18,7 +18,7 @@ import socket
 from collections.abc import Awaitable
 from typing import Final, TypeVar
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trunkline.engine.checkpoint import Checkpoint
 from trunkline.engine.client import Client
@@ -30,7 +30,9 @@ from trunkline.server.app import create_app
 from trunkline.server.config import HttpOptions, ServerConfig
 from trunkline.server.connections import listen
 from trunkline.server.http import error_response
+from trunkline.server.middleware import OWN_REQUEST
 from trunkline.server.state import ServedModel, Server
+from trunkline.server.tls import TlsError, server_context
 
 Value = TypeVar("Value")
 
@@ -131,16 +133,20 @@ async def run(config: ServerConfig) -> None:
     """Serve until a signal asks to stop; nothing is left behind.
 
     Raises:
-        StartupError: the address cannot be had.
+        StartupError: the address cannot be had, or the TLS files cannot be used.
         CheckpointError: the model cannot be opened.
         EngineDied: the engine could not start.
         RequestError: the default sampling parameters are not valid.
     """
     allow_connections()
+    try:
+        tls = server_context(config.http)
+    except TlsError as error:
+        raise StartupError(str(error)) from error
     listener = bind(config.http)
     host, port = listener.getsockname()[:2]
     gate, stop_http = Gate(), asyncio.Event()
-    http = asyncio.create_task(listen(gate, listener, config.http, stop_http))
+    http = asyncio.create_task(listen(gate, listener, config.http, stop_http, tls))
     logs.SERVER.info("INFO:     Started server process [%d]", os.getpid())
     process = EngineProcess(config.engine)
     client = Client(process)
@@ -150,10 +156,11 @@ async def run(config: ServerConfig) -> None:
         server = await signals.unless_stopped(_load(config, client, gate))
         if server is not None:
             where = f"[{host}]" if ":" in host else host
+            scheme = "http" if config.http.ssl_certfile is None else "https"
             logs.SERVER.info(
-                "INFO:     Listening on http://%s:%d (Press CTRL+C to quit)", where, port
+                "INFO:     Listening on %s://%s:%d (Press CTRL+C to quit)", scheme, where, port
             )
-            await signals.unless_stopped(_warm_up(server, host, port))
+            await signals.unless_stopped(_warm_up(server, gate))
         if server is not None and not signals.stopping.is_set():
             server.starting = False
             logs.SERVER.info("The server is fired up and ready to roll!")
@@ -202,8 +209,8 @@ def _open(config: ServerConfig) -> tuple[Checkpoint, dict[str, float | int]]:
     return checkpoint, checkpoint.generation.sampling
 
 
-async def _warm_up(server: Server, host: str, port: int) -> None:
-    """Send the server its first requests over HTTP, as a client would.
+async def _warm_up(server: Server, app: ASGIApp) -> None:
+    """Send the application its first requests, as a client would.
 
     Raises:
         StartupError: one of them failed.
@@ -214,33 +221,47 @@ async def _warm_up(server: Server, host: str, port: int) -> None:
         "text": WARMUP_TEXT,
         "sampling_params": {"temperature": 0, "max_new_tokens": WARMUP_TOKENS},
     }
-    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     for method, path, content in (
         ("GET", "/model_info", b""),
         ("POST", "/generate", json.dumps(body).encode()),
     ):
-        status = await _request(server, (address, port), f"{method} {path}", content)
+        status = await _request(app, method, path, content)
         if status != 200:
             raise StartupError(f"the warm-up request {method} {path} was answered with {status}")
 
 
-async def _request(server: Server, address: tuple[str, int], line: str, body: bytes) -> int:
-    """Send one HTTP request and return the status of its answer."""
-    reader, writer = await asyncio.open_connection(*address)
-    key = server.config.http.api_key
-    head = (
-        f"{line} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        + (f"Authorization: Bearer {key}\r\n" if key else "")
-    )
-    try:
-        writer.write(head.encode() + b"\r\n" + body)
-        status_line = await reader.readline()
-        await reader.read()
-    finally:
-        writer.close()
-    parts = status_line.split()
-    return int(parts[1]) if len(parts) > 1 else 0
+async def _request(app: ASGIApp, method: str, path: str, body: bytes) -> int:
+    """Make one request of an application, past the keys; the status of its answer."""
+    scope: Scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+        "client": ("127.0.0.1", 0),
+        "server": ("127.0.0.1", 0),
+        OWN_REQUEST: True,
+    }
+    incoming = [{"type": "http.request", "body": body, "more_body": False}]
+    status = 0
+
+    async def receive() -> Message:
+        if incoming:
+            return incoming.pop()
+        await asyncio.Event().wait()  # the client stays
+        raise AssertionError("never")
+
+    async def send(message: Message) -> None:
+        nonlocal status
+        status = message.get("status", status)
+
+    await app(scope, receive, send)
+    return status
 
 
 async def _drain(server: Server, client: Client) -> None:

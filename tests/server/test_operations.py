@@ -211,7 +211,7 @@ def test_metrics_pass_promtool(fresh: Live):
 
 
 def with_key() -> ServerConfig:
-    return ServerConfig(engine=EngineConfig(), http=HttpOptions(api_key=KEY))
+    return ServerConfig(engine=EngineConfig(), http=HttpOptions(api_key=(KEY,)))
 
 
 def test_the_api_key():

@@ -1,0 +1,32 @@
+"""The table of endpoints."""
+
+from __future__ import annotations
+
+from trunkline.server import native, operations, tokens
+from trunkline.server.openai import chat, completions, models
+from trunkline.server.route import Route
+
+POST, GET, GET_POST = ["POST"], ["GET"], ["GET", "POST"]
+
+ROUTES = [
+    Route("/", operations.banner, methods=GET),
+    Route("/health", operations.health, methods=GET, access="public"),
+    Route("/ready", operations.health, methods=GET, access="public"),
+    Route("/health_generate", operations.health_generate, methods=GET, access="public"),
+    Route("/model_info", operations.model_info, methods=GET),
+    Route("/get_model_info", operations.model_info, methods=GET),
+    Route("/server_info", operations.server_info, methods=GET, access="admin"),
+    Route("/get_server_info", operations.server_info, methods=GET, access="admin"),
+    Route("/metrics", operations.metrics, methods=GET, access="public"),
+    Route("/flush_cache", operations.flush_cache, methods=GET_POST, access="admin"),
+    Route("/abort_request", operations.abort_request, methods=POST, access="admin"),
+    Route("/generate", native.generate, methods=["POST", "PUT"]),
+    Route("/tokenize", tokens.tokenize, methods=POST),
+    Route("/v1/tokenize", tokens.tokenize, methods=POST),
+    Route("/detokenize", tokens.detokenize, methods=POST),
+    Route("/v1/detokenize", tokens.detokenize, methods=POST),
+    Route("/v1/chat/completions", chat.chat_completions, methods=POST),
+    Route("/v1/completions", completions.completions, methods=POST),
+    Route("/v1/models", models.list_models, methods=GET),
+    Route("/v1/models/{name:path}", models.get_model, methods=GET),
+]
