@@ -63,8 +63,8 @@ class Submit(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
     `key` is the client's handle, unique among its live requests; `rid` is the public id.
     `stream_interval` is the number of tokens between deltas; 0 delivers at the end only.
-    `request_class` 0 is interactive, 1 is batch. `resume` has one entry per sample if another engine
-    had the request (queue limits do not count it then), else none.
+    `request_class` 0 is interactive, 1 is batch. `resume` has one entry per sample if another
+    engine had the request (queue limits do not count it then), else none.
     `must_prepare` holds the request back until `Core.ready`.
     """
 

@@ -24,6 +24,7 @@ from trunkline.engine.validation import (
     usable_defaults,
 )
 from trunkline.server.answer import IGNORED_HEADER
+from trunkline.server.batches.service import Batches
 from trunkline.server.config import ServerConfig
 from trunkline.server.errors import FAILURES, Failure
 from trunkline.server.http import error_response, failure_response
@@ -46,7 +47,8 @@ def create_app(
 ) -> Starlette:
     """Build the application.
 
-    Its state is at `app.state.server`. The client must be started and closed by the caller.
+    Its state is at `app.state.server`. The client must be started and closed by the caller, and so
+    must the state's `batches`.
 
     Args:
         client: the engine's client, living in the loop that runs the app.
@@ -77,6 +79,7 @@ def create_app(
         metrics=metrics,
         token_texts=TokenTexts(tokenizer),
     )
+    server.batches = Batches(server, config.batches)
     app = Starlette(
         routes=ROUTES,
         middleware=[

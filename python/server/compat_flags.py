@@ -81,7 +81,6 @@ COMPAT_FLAGS: Final = (
     _refused_switch("enable-torch-compile", LATER),
     _no_effect("torch-compile-max-bs", "models are not compiled", "32"),
     _refused_switch("delete-ckpt-after-loading", "this server never deletes a model"),
-    _refused("file-storage-path", "there is no files API yet", "SGLang_storage"),
     _refused_switch("show-time-cost", LATER),
     _always("enable-metrics", "/metrics is always there"),
     _always("enable-cache-report", "usage always reports cached tokens"),

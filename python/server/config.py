@@ -83,6 +83,27 @@ class ApiOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOptions:
+    """Files and batches."""
+
+    file_storage_path: str | None = setting(
+        None,
+        "directory of files and batches, for one model; default: one for each model below "
+        "$XDG_DATA_HOME/trunkline/storage (~/.local/share/trunkline/storage)",
+    )
+    max_file_bytes: int = setting(200 << 20, "largest file; beyond it: 413", minimum=1)
+    batch_concurrency: int | None = setting(
+        None,
+        "most sequences that batches have in flight (a quarter of it while other requests run); "
+        "default: a quarter of --max-running-requests, at most 64",
+        minimum=1,
+    )
+    batch_choices_object: bool = setting(
+        False, "in answers of batches a single choice is an object, not a list of one"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions:
     """Logs of the server."""
 
@@ -106,4 +127,5 @@ class ServerConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     http: HttpOptions = field(default_factory=HttpOptions)
     api: ApiOptions = field(default_factory=ApiOptions)
+    batches: BatchOptions = field(default_factory=BatchOptions)
     logs: LogOptions = field(default_factory=LogOptions)

@@ -43,6 +43,7 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "generation_tokens_total": ("Generated tokens of finished requests.", ("is_streaming",)),
     "cached_tokens_total": ("Prompt tokens found in the prefix cache.", ("cache_source",)),
     "num_requests_total": ("Finished requests.", ("is_streaming",)),
+    "batch_requests_total": ("Lines of batches that were answered.", ("outcome",)),
     "num_aborted_requests_total": ("Requests that were aborted before their end.", ()),
     "http_requests_total": ("HTTP requests received.", ("endpoint", "method")),
     "http_responses_total": ("HTTP responses sent.", ("endpoint", "status_code", "method")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trunkline.server import native, operations, tokens
+from trunkline.server.batches import batch_routes, file_routes
 from trunkline.server.openai import chat, completions, models
 from trunkline.server.route import Route
 
@@ -27,6 +28,15 @@ ROUTES = [
     Route("/v1/detokenize", tokens.detokenize, methods=POST),
     Route("/v1/chat/completions", chat.chat_completions, methods=POST),
     Route("/v1/completions", completions.completions, methods=POST),
+    Route("/v1/files", file_routes.create_file, methods=POST),
+    Route("/v1/files", file_routes.list_files, methods=GET),
+    Route("/v1/files/{file_id}", file_routes.get_file, methods=GET),
+    Route("/v1/files/{file_id}", file_routes.delete_file, methods=["DELETE"]),
+    Route("/v1/files/{file_id}/content", file_routes.get_content, methods=GET),
+    Route("/v1/batches", batch_routes.create_batch, methods=POST),
+    Route("/v1/batches", batch_routes.list_batches, methods=GET),
+    Route("/v1/batches/{batch_id}", batch_routes.get_batch, methods=GET),
+    Route("/v1/batches/{batch_id}/cancel", batch_routes.cancel_batch, methods=POST),
     Route("/v1/models", models.list_models, methods=GET),
     Route("/v1/models/{name:path}", models.get_model, methods=GET),
 ]

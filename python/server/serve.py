@@ -136,7 +136,8 @@ async def run(config: ServerConfig) -> None:
         StartupError: the address cannot be had, or the TLS files cannot be used.
         CheckpointError: the model cannot be opened.
         EngineDied: the engine could not start.
-        RequestError: the default sampling parameters are not valid.
+        RequestError: the default sampling parameters are not valid, or the storage of files and
+            batches cannot be used.
     """
     allow_connections()
     try:
@@ -151,6 +152,7 @@ async def run(config: ServerConfig) -> None:
     process = EngineProcess(config.engine)
     client = Client(process)
     signals = Signals(process)
+    server: Server | None = None
     await client.start()
     try:
         server = await signals.unless_stopped(_load(config, client, gate))
@@ -162,6 +164,7 @@ async def run(config: ServerConfig) -> None:
             )
             await signals.unless_stopped(_warm_up(server, gate))
         if server is not None and not signals.stopping.is_set():
+            await server.batches.start()
             server.starting = False
             logs.SERVER.info("The server is fired up and ready to roll!")
             await signals.stopping.wait()
@@ -171,6 +174,8 @@ async def run(config: ServerConfig) -> None:
         await client.close()
         stop_http.set()
         await http
+        if server is not None:
+            await server.batches.close()
 
 
 async def _load(config: ServerConfig, client: Client, gate: Gate) -> Server:
@@ -267,6 +272,7 @@ async def _request(app: ASGIApp, method: str, path: str, body: bytes) -> int:
 async def _drain(server: Server, client: Client) -> None:
     """Refuse new work and let what is in flight end; what outlives the grace time is failed."""
     server.draining = True
+    await server.batches.stop()
     grace_s = server.config.http.shutdown_grace_s
     logs.SERVER.info("Shutting down: %d requests in flight", server.in_flight)
     try:

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from starlette.requests import Request
 
@@ -19,6 +19,9 @@ from trunkline.server import logs
 from trunkline.server.config import ServerConfig
 from trunkline.server.metrics import Metrics
 from trunkline.server.token_text import Tokenizer, TokenTexts
+
+if TYPE_CHECKING:
+    from trunkline.server.batches.service import Batches
 
 Value = TypeVar("Value")
 
@@ -77,7 +80,7 @@ class Server:
 
     `in_flight` counts generations; `idle` is set while there are none. `children` maps the id of a
     request that has several prompts to the ids of its parts; `named_fields` are the unknown fields
-    that the log has named.
+    that the log has named. `batches` is set by `create_app`.
     """
 
     client: Client
@@ -95,6 +98,7 @@ class Server:
     draining: bool = False
     in_flight: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
+    batches: Batches = field(init=False)
 
     def __post_init__(self) -> None:
         self.idle.set()

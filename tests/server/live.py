@@ -110,7 +110,9 @@ class Live:
         self.server: Server = app.state.server
         listener = bind(self._config.http)
         self.port = listener.getsockname()[1]
+        await self.server.batches.start()
         serving = asyncio.create_task(listen(app, listener, self._config.http, self.stop))
         self.loop.call_soon(self._started.set)
         await serving
+        await self.server.batches.close()
         await client.close()

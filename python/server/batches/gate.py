@@ -1,0 +1,55 @@
+"""How much batch work may be in flight: first come, first served, by weight."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+ALONE: Final = 1 << 30  # a weight that fits only when nothing else is in flight
+
+
+class Gate:
+    """Lets work in while its weights fit a limit that may change; at least one piece always runs.
+
+    The limit is looked at when work comes and goes.
+    """
+
+    def __init__(self, limit: Callable[[], int]) -> None:
+        self._limit = limit
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.in_flight = 0
+
+    async def acquire(self, weight: int) -> None:
+        """Wait for a place, to be given back by `release` with the same weight."""
+        if not self._waiting and self._fits(weight):
+            self.in_flight += weight
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (weight, turn)
+        self._waiting.append(entry)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.release(weight)
+            else:
+                self._waiting.remove(entry)
+                self._admit()
+            raise
+
+    def release(self, weight: int) -> None:
+        """Give a place back."""
+        self.in_flight -= weight
+        self._admit()
+
+    def _fits(self, weight: int) -> bool:
+        return self.in_flight == 0 or self.in_flight + weight <= self._limit()
+
+    def _admit(self) -> None:
+        while self._waiting and self._fits(self._waiting[0][0]):
+            weight, turn = self._waiting.popleft()
+            if not turn.cancelled():
+                self.in_flight += weight
+                turn.set_result(None)

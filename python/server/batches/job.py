@@ -1,0 +1,258 @@
+"""One batch, brought to its end from wherever it stands: check, run the lines, write the files.
+
+Every step can be done again: what is stored decides where to go on. Knows one batch; which batches
+are worked on, and by whom, is `worker.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from trunkline.engine.client import EngineDied
+from trunkline.server import logs
+from trunkline.server.answer import Prepared, whole_answer
+from trunkline.server.batches import answers
+from trunkline.server.batches.files import FileStore
+from trunkline.server.batches.gate import ALONE, Gate
+from trunkline.server.batches.lines import (
+    LINE_KINDS,
+    BadLine,
+    Line,
+    Problem,
+    RawLine,
+    Validation,
+    line_id,
+    parse_line,
+    raw_lines,
+)
+from trunkline.server.batches.output import write_files
+from trunkline.server.batches.records import BatchRecord
+from trunkline.server.batches.results import Answer, Results
+from trunkline.server.batches.store import BatchStore
+from trunkline.server.errors import FAILURES, Failure
+from trunkline.server.state import Server, offload
+
+_BATCH_CLASS: Final = 1
+_PAGE_LINES: Final = 32
+_PAGE_BYTES: Final = 1 << 20
+_REST_LINES: Final = 500
+_BUSY_S: Final = 1.0  # before a line is tried again that the engine had no room for
+_SHARED_DEATHS: Final = 2  # engines that may die under a line before it must run alone
+_MOST_DEATHS: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What the jobs of one grant of the lease share."""
+
+    server: Server
+    store: BatchStore
+    files: FileStore
+    results: Results
+    gate: Gate
+    token: int
+
+
+class BatchJob:
+    """One batch at work."""
+
+    def __init__(self, batch_id: str, bench: Bench) -> None:
+        self._id = batch_id
+        self._bench = bench
+        self._stop = asyncio.Event()
+
+    def cancel(self) -> None:
+        """Stop running lines: the batch is being cancelled."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Bring the batch to its end.
+
+        Raises:
+            LeaseLost: another process works on the batches now.
+            EngineDied: the engine will not come back.
+        """
+        store, token = self._bench.store, self._bench.token
+        batch = await store.get(self._id)
+        if batch.status == "validating":
+            await self._validate(batch)
+            batch = await store.get(self._id)
+        if batch.status == "in_progress":
+            outcome = await self._run_lines(batch)
+            await store.conclude(token, self._id, outcome)
+            batch = await store.get(self._id)
+        if batch.status == "cancelling" and batch.outcome is None:
+            await store.conclude(token, self._id, "cancelled")
+            batch = await store.get(self._id)
+        if batch.outcome is None:
+            return
+        if batch.outcome in answers.UNANSWERED and batch.in_progress_at is not None:
+            await self._answer_the_rest(batch)
+        output, error = await write_files(batch, self._bench.files, self._bench.results)
+        await store.finish(token, batch, output, error)
+        logs.SERVER.info("%s is %s", self._id, batch.outcome)
+
+    async def _validate(self, batch: BatchRecord) -> None:
+        validation = Validation(batch.endpoint, self._bench.server)
+
+        def work() -> None:
+            with self._bench.files.storage.open(batch.input_file_id) as file:
+                validation.run(file)
+
+        try:
+            await asyncio.to_thread(work)
+        except OSError as error:
+            logs.SERVER.error("the input of %s cannot be read: %s", batch.id, error)
+            validation.problems.append(Problem("unreadable_file", "The file cannot be read."))
+        store, token = self._bench.store, self._bench.token
+        if validation.problems:
+            await store.fail(token, batch.id, validation.problems)
+        else:
+            await store.begin(token, batch.id, validation.total)
+
+    async def _run_lines(self, batch: BatchRecord) -> str:
+        """Run the lines that have no answer until all have, or there is a reason to stop."""
+        window_s = max(0.0, batch.expires_at - time.time())
+        work = asyncio.create_task(self._dispatch(batch))
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            done, _ = await asyncio.wait(
+                (work, stop), timeout=window_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if work in done:
+                work.result()
+                return "completed"
+            return "cancelled" if stop in done else "expired"
+        finally:
+            stop.cancel()
+            work.cancel()
+            await asyncio.wait([work])
+            _ = work.cancelled() or work.exception()  # it was raised above, or came too late
+            await self._bench.results.settle()
+
+    async def _dispatch(self, batch: BatchRecord) -> None:
+        try:
+            async with (
+                asyncio.TaskGroup() as group,
+                contextlib.aclosing(self._unanswered(batch)) as lines,
+            ):
+                async for line in lines:
+                    await self._bench.server.client.ready()
+                    work = await self._prepare(batch, line)
+                    weight = 1
+                    if isinstance(work, Prepared):
+                        weight = sum(request.n for request in work.job.requests)
+                    await self._bench.gate.acquire(weight)
+                    group.create_task(self._run_line(line, work, weight))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def _unanswered(self, batch: BatchRecord) -> AsyncGenerator[Line, None]:
+        max_bytes = self._bench.server.config.http.max_body_bytes
+        file = await asyncio.to_thread(self._bench.files.storage.open, batch.input_file_id)
+        with contextlib.closing(file):
+            lines = raw_lines(file, max_bytes)
+            while page := await asyncio.to_thread(lambda: _page(lines)):
+                numbers = page[0].number, page[-1].number
+                known = await self._bench.results.answered(batch.id, *numbers)
+                for raw in page:
+                    if raw.number in known:
+                        continue
+                    try:
+                        yield parse_line(raw, batch.endpoint, max_bytes)
+                    except BadLine as bad:
+                        raise AssertionError("the input of a batch has changed") from bad
+
+    async def _prepare(self, batch: BatchRecord, line: Line) -> Prepared | Answer:
+        """The work of a line, in the batch class; or its answer if its body is not good."""
+        server, prepare = self._bench.server, LINE_KINDS[batch.endpoint]
+        rid = line_id(batch.id, line.number)
+        try:
+            prepared = await offload(line.num_bytes, lambda: prepare(line.body, server, rid))
+        except FAILURES as failure:
+            return answers.refused(batch.id, line, failure)
+        except Exception:
+            logs.SERVER.exception("line %d of %s failed in the server", line.number, batch.id)
+            return answers.broken(batch.id, line)
+        server.note_ignored(prepared.job.ignored)
+        requests = [replace(one, request_class=_BATCH_CLASS) for one in prepared.job.requests]
+        return Prepared(replace(prepared.job, requests=requests), prepared.reply)
+
+    async def _run_line(self, line: Line, work: Prepared | Answer, weight: int) -> None:
+        """Answer a line, however often the engine dies of others; gives `weight` back."""
+        gate, deaths = self._bench.gate, 0
+        try:
+            while not isinstance(work, Answer):
+                try:
+                    work = await self._attempt(line, work)
+                except EngineDied as death:
+                    deaths += 1
+                    if deaths >= _MOST_DEATHS:
+                        work = answers.refused(self._id, line, death)
+                        break
+                    if deaths >= _SHARED_DEATHS:
+                        gate.release(weight)
+                        weight = 0
+                        await gate.acquire(ALONE)
+                        weight = ALONE
+                    await self._bench.server.client.ready()
+            await self._bench.results.save(work)
+        finally:
+            gate.release(weight)
+        outcome = "failed" if work.is_error else "completed"
+        self._bench.server.metrics.count("batch_requests_total", 1, outcome)
+
+    async def _attempt(self, line: Line, prepared: Prepared) -> Answer:
+        """The answer of a line; waits while the engine has no room for it.
+
+        Raises:
+            EngineDied: the engine was lost on the way.
+        """
+        server = self._bench.server
+        as_object = server.config.batches.batch_choices_object
+        while True:
+            try:
+                body = await whole_answer(server, prepared)
+                return answers.answered(
+                    self._id, line, prepared.job, body, choices_object=as_object
+                )
+            except EngineDied:
+                raise
+            except FAILURES as failure:
+                if not _is_passing(failure):
+                    return answers.refused(self._id, line, failure)
+            except Exception:
+                logs.SERVER.exception("line %d of %s failed in the server", line.number, self._id)
+                return answers.broken(self._id, line)
+            await asyncio.sleep(_BUSY_S)
+
+    async def _answer_the_rest(self, batch: BatchRecord) -> None:
+        """Give every line that was not run the reason for it."""
+        assert batch.outcome is not None, "a batch is concluded before"
+        rest: list[Answer] = []
+        async with contextlib.aclosing(self._unanswered(batch)) as lines:
+            async for line in lines:
+                rest.append(answers.unanswered(batch.id, line, batch.outcome))
+                if len(rest) == _REST_LINES:
+                    await self._bench.results.save_many(rest)
+                    rest = []
+        await self._bench.results.save_many(rest)
+
+
+def _page(lines: Iterator[RawLine]) -> list[RawLine]:
+    page: list[RawLine] = []
+    size = 0
+    while len(page) < _PAGE_LINES and size < _PAGE_BYTES and (raw := next(lines, None)):
+        page.append(raw)
+        size += len(raw.text or b"")
+    return page
+
+
+def _is_passing(failure: Failure) -> bool:
+    """Whether the engine may well take the same request later."""
+    return getattr(failure, "status", 0) == 503
