@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from trunkline.engine.client import Request, Sample, Stream, Update, merged
 from trunkline.engine.validation import RequestError
-from trunkline.server.errors import FAILURES, describe
+from trunkline.server.errors import FAILURES, Failure, describe
 from trunkline.server.http import DONE, event_frames, json_response
 from trunkline.server.meter import Meter
 from trunkline.server.request_log import RequestLog
@@ -55,12 +55,39 @@ class Reply(Protocol):
         """Events after the last token."""
 
 
+class EventStyle(Protocol):
+    """How an API family frames the events of a stream, ends it, and tells of a failure in it."""
+
+    def frames(self, payloads: Sequence[object]) -> bytes:
+        """The events as they are sent."""
+
+    def end(self) -> bytes:
+        """What follows the last event of a stream that went well."""
+
+    def failure(self, failure: Failure) -> list[object]:
+        """The last events of a stream that went wrong."""
+
+
+class DataEvents:
+    """Events without names, `[DONE]` at the end: the way of OpenAI's older endpoints."""
+
+    def frames(self, payloads: Sequence[object]) -> bytes:
+        return event_frames(payloads)
+
+    def end(self) -> bytes:
+        return DONE
+
+    def failure(self, failure: Failure) -> list[object]:
+        return [describe(failure)[1]]
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A body that was understood: what to compute, and how its outcome is written."""
 
     job: Job
     reply: Reply
+    style: EventStyle = field(default_factory=DataEvents)
 
 
 async def whole_answer(server: Server, prepared: Prepared) -> object:
@@ -92,6 +119,7 @@ class Generation:
         self._server = server
         self._job = prepared.job
         self._reply = prepared.reply
+        self._style = prepared.style
         server.note_ignored(prepared.job.ignored)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,7 +165,7 @@ class Generation:
         meter.accepted = True
         headers = [*_EVENT_HEADERS, *self._ignored()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        opening = event_frames(self._reply.opening(streams))
+        opening = self._style.frames(self._reply.opening(streams))
         if opening:
             await send({"type": "http.response.body", "body": opening, "more_body": True})
         try:
@@ -145,11 +173,11 @@ class Generation:
             async for stream, updates in merged(streams):
                 payloads = self._payloads(prompts[stream], stream, updates, meter)
                 if payloads:
-                    frames = event_frames(payloads)
+                    frames = self._style.frames(payloads)
                     await send({"type": "http.response.body", "body": frames, "more_body": True})
-            last = event_frames(self._reply.closing(streams)) + DONE
+            last = self._style.frames(self._reply.closing(streams)) + self._style.end()
         except FAILURES as failure:
-            last = event_frames([describe(failure)[1]])
+            last = self._style.frames(self._style.failure(failure))
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     def _payloads(

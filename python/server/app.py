@@ -31,6 +31,7 @@ from trunkline.server.http import error_response, failure_response
 from trunkline.server.keys import Keys
 from trunkline.server.metrics import Metrics
 from trunkline.server.middleware import Edge, Guard
+from trunkline.server.openai.responses_store import ResponseStore
 from trunkline.server.route import access_of
 from trunkline.server.routes import ROUTES
 from trunkline.server.state import ChatTemplate, ServedModel, Server
@@ -78,6 +79,7 @@ def create_app(
         openai=replace(native, defaults=recommended | preferred),
         metrics=metrics,
         token_texts=TokenTexts(tokenizer),
+        responses=ResponseStore(config.api.response_store_bytes),
     )
     server.batches = Batches(server, config.batches)
     app = Starlette(

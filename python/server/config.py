@@ -77,6 +77,11 @@ class ApiOptions:
     stream_response_default_include_usage: bool = setting(
         False, "OpenAI streams end with a usage chunk even if not asked to"
     )
+    response_store_bytes: int = setting(
+        64 << 20,
+        "memory for responses of /v1/responses that can be asked for later; 0 stores none",
+        minimum=0,
+    )
     metrics_sglang_names: bool = setting(
         False, "/metrics also has the metrics under their sglang: names"
     )

@@ -117,3 +117,11 @@ def _with_retry(status: int, body: dict[str, object]) -> Response:
 def event_frames(payloads: Iterable[object]) -> bytes:
     """Server-sent events, one per payload."""
     return b"".join([b"data: " + orjson.dumps(payload) + b"\n\n" for payload in payloads])
+
+
+def named_event_frames(payloads: Iterable[Mapping[str, object]]) -> bytes:
+    """Server-sent events that bear the `type` of their payload as their name."""
+    return b"".join(
+        b"event: %b\ndata: %b\n\n" % (str(payload["type"]).encode(), orjson.dumps(payload))
+        for payload in payloads
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trunkline.server import native, operations, tokens
 from trunkline.server.batches import batch_routes, file_routes
-from trunkline.server.openai import chat, completions, models
+from trunkline.server.openai import chat, completions, models, responses
 from trunkline.server.route import Route
 
 POST, GET, GET_POST = ["POST"], ["GET"], ["GET", "POST"]
@@ -28,6 +28,11 @@ ROUTES = [
     Route("/v1/detokenize", tokens.detokenize, methods=POST),
     Route("/v1/chat/completions", chat.chat_completions, methods=POST),
     Route("/v1/completions", completions.completions, methods=POST),
+    Route("/v1/responses", responses.create_response, methods=POST),
+    Route("/v1/responses/{response_id}", responses.get_response, methods=GET),
+    Route("/v1/responses/{response_id}", responses.delete_response, methods=["DELETE"]),
+    Route("/v1/responses/{response_id}/cancel", responses.cancel_response, methods=POST),
+    Route("/v1/responses/{response_id}/input_items", responses.list_input_items, methods=GET),
     Route("/v1/files", file_routes.create_file, methods=POST),
     Route("/v1/files", file_routes.list_files, methods=GET),
     Route("/v1/files/{file_id}", file_routes.get_file, methods=GET),

@@ -18,6 +18,7 @@ from trunkline.engine.validation import RequestError
 from trunkline.server import logs
 from trunkline.server.config import ServerConfig
 from trunkline.server.metrics import Metrics
+from trunkline.server.openai.responses_store import ResponseStore
 from trunkline.server.token_text import Tokenizer, TokenTexts
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ class Server:
 
     `in_flight` counts generations; `idle` is set while there are none. `children` maps the id of a
     request that has several prompts to the ids of its parts; `named_fields` are the unknown fields
-    that the log has named. `batches` is set by `create_app`.
+    that the log has named; `background` holds the tasks of responses that nobody waits for.
+    `batches` is set by `create_app`.
     """
 
     client: Client
@@ -92,6 +94,8 @@ class Server:
     openai: RequestContext
     metrics: Metrics
     token_texts: TokenTexts
+    responses: ResponseStore
+    background: set[asyncio.Task[None]] = field(default_factory=set)
     children: dict[str, list[str]] = field(default_factory=dict)
     named_fields: set[str] = field(default_factory=set)
     starting: bool = False

@@ -123,11 +123,33 @@ def _prompt_ids(fields: ChatFields, server: Server) -> list[int]:
     variables = dict(fields.chat_template_kwargs or {})
     if fields.reasoning_effort is not None:
         variables["reasoning_effort"] = fields.reasoning_effort
-    text = render_chat(
+    return chat_prompt_ids(
         server,
         fields.messages,
         add_generation_prompt=not continues if generates is None else generates,
         continue_final_message=continues,
+        variables=variables,
+    )
+
+
+def chat_prompt_ids(
+    server: Server,
+    messages: list[dict[str, Any]],
+    *,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    variables: Mapping[str, Any],
+) -> list[int]:
+    """The token ids of a chat's prompt.
+
+    Raises:
+        RequestError: a message is malformed, the template refuses the chat, or it is too long.
+    """
+    text = render_chat(
+        server,
+        messages,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
         variables=variables,
     )
     check_length(text, "messages", server.tokenizer, server.openai.limits)

@@ -1,0 +1,229 @@
+"""/v1/responses: create, retrieve, cancel, delete, and the items that a response was made from."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from trunkline.engine.native_request import RequestOptions, make_request, parse_rid
+from trunkline.engine.validation import RequestError
+from trunkline.server.answer import IGNORED_HEADER, Generation, Job, Prepared, ignored_value
+from trunkline.server.http import json_response, read_json
+from trunkline.server.openai import background
+from trunkline.server.openai.answer_rules import AnswerWishes, splitter_factory
+from trunkline.server.openai.fields import parse_fields, parse_sampling, parse_scheduling
+from trunkline.server.openai.responses_fields import (
+    UNSUPPORTED,
+    ResponseFields,
+    TextOptions,
+    check_fields,
+    echoed_fields,
+    template_variables,
+    wanted_logprobs,
+)
+from trunkline.server.openai.responses_input import Item, chat_messages, parse_input
+from trunkline.server.openai.responses_output import new_id
+from trunkline.server.openai.responses_reply import ResponseOptions, ResponseReply
+from trunkline.server.openai.responses_tools import chat_format, chat_tool_choice, chat_tools
+from trunkline.server.openai.truncation import fitting_prompt
+from trunkline.server.state import Server, offload, server_of
+
+_PAGE: Final = (1, 100, 20)  # least, most and default items of a page
+_LONG_BYTES: Final = 1 << 20  # a conversation that is taken up again counts as a long body
+
+
+async def create_response(request: Request) -> ASGIApp:
+    """Parse, submit, answer; a background response is answered before it has begun."""
+    server = server_of(request)
+    body, size = await read_json(request, server.config.http.max_body_bytes)
+    if isinstance(body, dict) and body.get("previous_response_id") is not None:
+        size += _LONG_BYTES
+    prepared, reply = await offload(size, lambda: prepare_response(body, server))
+    if not reply.is_background:
+        return _Foreground(server, prepared, reply)
+    server.note_ignored(prepared.job.ignored)
+    names = ignored_value(prepared.job.ignored)
+    document = await background.start(server, prepared.job, reply)
+    return json_response(document, headers={IGNORED_HEADER: names} if names else None)
+
+
+class _Foreground:
+    """A generation whose response must not stay unfinished in the store when the client leaves."""
+
+    def __init__(self, server: Server, prepared: Prepared, reply: ResponseReply) -> None:
+        self._generation = Generation(server, prepared)
+        self._reply = reply
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._generation(scope, receive, send)
+        finally:
+            self._reply.leave()
+
+
+def prepare_response(body: Any, server: Server) -> tuple[Prepared, ResponseReply]:
+    """Validate, render and tokenise the body of a response.
+
+    Raises:
+        RequestError: a field is wrong, something it refers to is gone, or the prompt is too long.
+    """
+    received_ts = time.time()
+    fields, ignored = parse_fields(body, ResponseFields, UNSUPPORTED)
+    check_fields(fields)
+    context = server.openai
+    model = server.check_model(fields.model)
+    response_id = new_id("resp")
+    rid = response_id if fields.rid is None else parse_rid(fields.rid, context.limits)
+    sampling = parse_sampling(fields, context, ("max_output_tokens", fields.max_output_tokens))
+    priority, namespace = parse_scheduling(fields, context)
+    make_splitter = splitter_factory(_wishes(fields))
+    is_stored = _is_stored(fields, server)
+    items = parse_input(fields.input, server.responses.item)
+    messages = chat_messages(fields.instructions, [*_earlier(fields, server), *items])
+    options = RequestOptions(
+        stream=bool(fields.stream),
+        priority=priority,
+        namespace=namespace,
+        logprobs=wanted_logprobs(fields),
+        received_ts=received_ts,
+    )
+    prompt_ids = fitting_prompt(
+        server,
+        messages,
+        template_variables(fields),
+        max_new_tokens=sampling.sampling.max_new_tokens,
+        may_drop=fields.truncation == "auto",
+    )
+    engine_request = make_request(context, rid, prompt_ids, sampling, options)
+    reply_options = ResponseOptions(
+        id=response_id,
+        created_at=int(received_ts),
+        echoed=echoed_fields(fields, model, sampling, is_stored),
+        input_items=items,
+    )
+    reply = ResponseReply(server, reply_options, make_splitter())
+    job = Job(rid=rid, requests=[engine_request], stream=options.stream, ignored=ignored)
+    return Prepared(job, reply, reply), reply
+
+
+def _wishes(fields: ResponseFields) -> AnswerWishes:
+    return AnswerWishes(
+        tools=chat_tools(fields.tools),
+        tool_choice=chat_tool_choice(fields.tool_choice),
+        parallel_tool_calls=fields.parallel_tool_calls,
+        response_format=chat_format((fields.text or TextOptions()).format),
+        format_name="text.format",
+    )
+
+
+def _is_stored(fields: ResponseFields, server: Server) -> bool:
+    """Whether the response is kept: unless the body or the server says otherwise.
+
+    Raises:
+        RequestError: it has to be, but cannot.
+    """
+    if server.responses.is_on:
+        if fields.background and fields.store is False:
+            raise RequestError("background needs store to be true.", "store")
+        return fields.store is not False
+    if fields.store or fields.background:
+        raise RequestError(
+            "this server stores no responses (--response-store-bytes 0): leave out store and "
+            "background.",
+            "background" if fields.background else "store",
+        )
+    return False
+
+
+def _earlier(fields: ResponseFields, server: Server) -> list[Item]:
+    """The items of the conversation that the response goes on with."""
+    if fields.previous_response_id is None:
+        return []
+    chain = server.responses.chain(fields.previous_response_id)
+    return [item for entry in chain for item in (*entry.inputs(), *entry.response()["output"])]
+
+
+async def get_response(request: Request) -> Response:
+    """A stored response, ended or not."""
+    _refuse_streams(request)
+    return json_response(_entry(request).response())
+
+
+async def delete_response(request: Request) -> Response:
+    """Forget a response; one that runs is aborted."""
+    response_id = request.path_params["response_id"]
+    server_of(request).responses.delete(response_id)
+    return json_response({"id": response_id, "object": "response", "deleted": True})
+
+
+async def cancel_response(request: Request) -> Response:
+    """Abort a response that runs, and answer with what it has."""
+    entry = _entry(request)
+    if entry.document is None:
+        entry.abort()
+        await entry.ended.wait()
+    elif not entry.is_background:
+        raise RequestError(
+            f"the response {entry.id!r} has ended: it cannot be cancelled any more.", "response_id"
+        )
+    return json_response(entry.response())
+
+
+async def list_input_items(request: Request) -> Response:
+    """The items that a response was made from, those of earlier responses included, by pages."""
+    store = server_of(request).responses
+    entry = _entry(request)
+    chain = [] if entry.previous_id is None else store.chain(entry.previous_id)
+    items = [item for one in chain for item in (*one.inputs(), *one.response()["output"])]
+    items += entry.inputs()
+    query = request.query_params
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise RequestError(f'order must be "asc" or "desc", got {order[:80]!r}.', "order")
+    if order == "desc":
+        items.reverse()
+    after = query.get("after")
+    if after is not None:
+        places = [place for place, item in enumerate(items) if item["id"] == after]
+        if not places:
+            raise RequestError(f"after: there is no item {after[:80]!r}.", "after")
+        items = items[places[0] + 1 :]
+    limit = _limit(query.get("limit"))
+    page = items[:limit]
+    return json_response(
+        {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": len(items) > limit,
+        }
+    )
+
+
+def _limit(text: str | None) -> int:
+    least, most, default = _PAGE
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and least <= int(text[:9]) <= most):
+        raise RequestError(
+            f"limit must be an integer in [{least}, {most}], got {text[:80]!r}.", "limit"
+        )
+    return int(text)
+
+
+def _entry(request: Request) -> Any:
+    return server_of(request).responses.get(request.path_params["response_id"])
+
+
+def _refuse_streams(request: Request) -> None:
+    if request.query_params.get("stream", "false").lower() not in ("false", "0"):
+        raise RequestError(
+            "stream is not supported when a response is retrieved: leave it out, and ask again "
+            "until the status is final.",
+            "stream",
+        )
