@@ -24,6 +24,7 @@ from trunkline.engine.validation import (
     usable_defaults,
 )
 from trunkline.server.answer import IGNORED_HEADER
+from trunkline.server.anthropic.errors import AnthropicEdge
 from trunkline.server.batches.service import Batches
 from trunkline.server.config import ServerConfig
 from trunkline.server.errors import FAILURES, Failure
@@ -85,6 +86,7 @@ def create_app(
     app = Starlette(
         routes=ROUTES,
         middleware=[
+            Middleware(AnthropicEdge),
             Middleware(Edge, metrics=metrics, paths=frozenset(route.path for route in ROUTES)),
             Middleware(
                 CORSMiddleware,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trunkline.server import native, operations, tokens
+from trunkline.server.anthropic import messages
 from trunkline.server.batches import batch_routes, file_routes
 from trunkline.server.openai import chat, completions, models, responses
 from trunkline.server.route import Route
@@ -33,6 +34,8 @@ ROUTES = [
     Route("/v1/responses/{response_id}", responses.delete_response, methods=["DELETE"]),
     Route("/v1/responses/{response_id}/cancel", responses.cancel_response, methods=POST),
     Route("/v1/responses/{response_id}/input_items", responses.list_input_items, methods=GET),
+    Route("/v1/messages", messages.create_message, methods=POST),
+    Route("/v1/messages/count_tokens", messages.count_tokens, methods=POST),
     Route("/v1/files", file_routes.create_file, methods=POST),
     Route("/v1/files", file_routes.list_files, methods=GET),
     Route("/v1/files/{file_id}", file_routes.get_file, methods=GET),

@@ -220,9 +220,9 @@ class _Play:
 
     def step(self) -> messages.Delta | messages.Finished | None:
         sampling = self.submit.sampling
-        longest = sampling.max_new_tokens
-        if longest is None:
-            longest = CONTEXT - len(self.submit.prompt)
+        longest = CONTEXT - len(self.submit.prompt)
+        if sampling.max_new_tokens is not None:
+            longest = min(longest, sampling.max_new_tokens)
         if len(self.ids) < longest:
             self.ids.append(self._next())
         ends = [EOS, *sampling.stop_token_ids] if not sampling.ignore_eos else []

@@ -90,6 +90,56 @@ BODIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"prompt": "the fox", "max_tokens": 2},
         {**OPENAI, "prompt": [[5, 6], [7]], "echo": True, "logprobs": 2, "suffix": ""},
     ),
+    "/v1/responses": (
+        {"input": "the fox", "max_output_tokens": 2},
+        {
+            **{name: value for name, value in OPENAI.items() if name != "n"},
+            "input": [
+                {"role": "system", "content": "a"},
+                {"type": "reasoning", "summary": [], "content": []},
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": "x"},
+                {"role": "user", "content": [{"type": "input_text", "text": "the fox"}]},
+            ],
+            "instructions": "a",
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": 2,
+            "truncation": "auto",
+            "store": False,
+            "previous_response_id": None,
+            "reasoning": {"effort": "low", "summary": None},
+            "text": {"format": {"type": "text"}, "verbosity": "low"},
+            "stream_options": {"include_obfuscation": True},
+            "tools": [],
+            "tool_choice": "auto",
+        },
+    ),
+    "/v1/messages": (
+        {"messages": [MESSAGE], "max_tokens": 2},
+        {
+            "messages": [
+                MESSAGE,
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "thinking", "thinking": "a", "signature": ""},
+                        {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}},
+                    ],
+                },
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c"}]},
+            ],
+            "system": [{"type": "text", "text": "a"}],
+            "stop_sequences": ["zzz"],
+            "thinking": {"type": "enabled", "budget_tokens": 1024},
+            "output_config": {"effort": "low"},
+            "tool_choice": {"type": "auto"},
+            "tools": [],
+            "stream": True,
+            "temperature": 0.5,
+            "top_k": 5,
+        },
+    ),
+    "/v1/messages/count_tokens": ({"messages": [MESSAGE]}, {"system": "a", "tools": []}),
     "/tokenize": (
         {"prompt": "the fox"},
         {
@@ -102,6 +152,9 @@ BODIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "/detokenize": ({"tokens": [5, 6]}, {"tokens": [[5], [6]], "skip_special_tokens": False}),
     "/abort_request": ({"rid": "nobody"}, {"rid": "fuzz", "abort_all": False}),
 }
+_LAST_FRAME = re.compile(
+    r"(data: \[DONE\]|event: (response\.(completed|incomplete)|message_stop)\ndata: .*)\n\n\Z"
+)
 _DEEP = re.compile(rb'"deep (list|object) ([0-9]+)"')
 ODD: list[Callable[[random.Random], Any]] = [
     lambda _: None,
@@ -170,10 +223,13 @@ def _complaint(response: httpx.Response, what: str) -> str:
     if response.status_code == 200:
         text = response.text
         streamed = response.headers.get("content-type", "").startswith("text/event-stream")
-        fine = not streamed or (text.endswith("data: [DONE]\n\n") and '"error"' not in text)
+        fine = not streamed or (_LAST_FRAME.search(text) and '"error":{' not in text)
         return "" if fine else f"{what}: a stream ended with {text[-300:]!r}"
     if response.status_code not in (400, 404):
         return f"{what}: status {response.status_code}: {response.text[:300]}"
     answer = response.json()
+    if answer.get("type") == "error":
+        words = answer["error"]["message"]
+        return "" if words and len(words) < 2000 else f"{what}: {answer}"
     named = answer["message"] and answer["error"]["message"] and len(answer["message"]) < 2000
     return "" if named and answer["code"] == response.status_code else f"{what}: {answer}"

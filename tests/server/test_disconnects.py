@@ -16,6 +16,12 @@ PATHS = {
         "max_tokens": 400,
         "ignore_eos": True,
     },
+    "/v1/responses": {"input": "x", "max_output_tokens": 400, "ignore_eos": True},
+    "/v1/messages": {
+        "messages": [{"role": "user", "content": "x"}],
+        "max_tokens": 400,
+        "ignore_eos": True,
+    },
     "/v1/completions": {"prompt": ["x", "y"], "n": 2, "max_tokens": 400, "ignore_eos": True},
 }
 

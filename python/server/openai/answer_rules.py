@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from trunkline.engine.validation import RequestError
+from trunkline.engine.validation import RequestError, shown
 from trunkline.server.openai.pieces import PlainSplitter, Splitter
 
 MakeSplitter: TypeAlias = Callable[[], Splitter]
@@ -47,7 +47,7 @@ def splitter_factory(wishes: AnswerWishes) -> MakeSplitter:
     kind = (wishes.response_format or {}).get("type", "text")
     if kind != "text":
         raise RequestError(
-            f"{name} of type {str(kind)[:80]!r} is not supported by this server: it may only be "
+            f"{name} of type {shown(kind)} is not supported by this server: it may only be "
             '{"type": "text"}.',
             name,
         )

@@ -1,0 +1,163 @@
+"""The body of POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from trunkline.engine.native_request import RequestContext
+from trunkline.engine.validation import ParsedSampling, RequestError, is_int, shown
+from trunkline.server.openai.answer_rules import AnswerWishes
+from trunkline.server.openai.fields import CommonFields, parse_fields, parse_sampling
+
+_UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
+    "n": (1,),
+    "stream_options": ({},),
+    "container": (),
+    "mcp_servers": ([],),
+}
+_THINKING: Final = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
+_TOOL_CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    """What the answer must look like, and how much to think about it."""
+
+    effort: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class MessageFields(CommonFields, kw_only=True):
+    """The body of a message."""
+
+    messages: list[Any]
+    system: Any = None
+    stop_sequences: Any = None
+    thinking: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+def parse_message_fields(body: Any) -> tuple[MessageFields, list[str]]:
+    """Check the types of a body.
+
+    Returns:
+        The typed body, and the names of what has no effect.
+
+    Raises:
+        RequestError: a field has the wrong type, or is not supported.
+    """
+    fields, ignored = parse_fields(body, MessageFields, _UNSUPPORTED)
+    if fields.stop_sequences is not None:
+        if fields.stop is not None:
+            raise RequestError("stop and stop_sequences exclude each other.", "stop_sequences")
+        fields.stop = fields.stop_sequences
+    ignored += [f"thinking.{name}" for name in fields.thinking or {} if name != "type"]
+    return fields, ignored
+
+
+def parse_message_sampling(fields: MessageFields, context: RequestContext) -> ParsedSampling:
+    """Validate the sampling fields of a body.
+
+    Raises:
+        RequestError: a value is out of range, or there is no `max_tokens`.
+    """
+    if not is_int(fields.max_tokens) or fields.max_tokens < 1:
+        raise RequestError(
+            f"max_tokens must be an integer of at least 1, got {shown(fields.max_tokens)}.",
+            "max_tokens",
+        )
+    try:
+        return parse_sampling(fields, context, ("max_tokens", fields.max_tokens))
+    except RequestError as error:
+        if error.param == "stop" and fields.stop_sequences is not None:
+            words = error.message.replace("stop", "stop_sequences", 1)
+            raise RequestError(words, "stop_sequences", error.status, error.code) from error
+        raise
+
+
+def template_variables(fields: MessageFields) -> dict[str, Any]:
+    """What the chat template sees of a body besides its messages.
+
+    Raises:
+        RequestError: `thinking` is of a type that is not known.
+    """
+    variables: dict[str, Any] = {}
+    if fields.thinking is not None:
+        kind = fields.thinking.get("type")
+        if not isinstance(kind, str) or kind not in _THINKING:
+            raise RequestError(
+                f"thinking.type must be one of {', '.join(_THINKING)}, got {shown(kind)}.",
+                "thinking.type",
+            )
+        variables |= dict.fromkeys(("enable_thinking", "thinking"), _THINKING[kind])
+    if fields.output_config is not None and fields.output_config.effort is not None:
+        variables["reasoning_effort"] = fields.output_config.effort
+    return variables | (fields.chat_template_kwargs or {})
+
+
+def answer_wishes(fields: MessageFields) -> AnswerWishes:
+    """Tools and format in the shapes of chat completions.
+
+    Raises:
+        RequestError: one of them is malformed, or a tool is Anthropic's own.
+    """
+    tools = fields.tools or []
+    if not isinstance(tools, list):
+        raise RequestError(f"tools must be a list, got {shown(tools)}.", "tools")
+    choice = fields.tool_choice
+    parallel = None
+    if isinstance(choice, dict) and choice.get("disable_parallel_tool_use") is not None:
+        parallel = not choice["disable_parallel_tool_use"]
+    return AnswerWishes(
+        tools=[_chat_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)],
+        tool_choice=_chat_tool_choice(choice),
+        parallel_tool_calls=parallel,
+        response_format=_chat_format(fields.output_config),
+        format_name="output_config.format",
+    )
+
+
+def _chat_tool(tool: Any, name: str) -> dict[str, Any]:
+    if not isinstance(tool, dict) or tool.get("type") not in (None, "custom"):
+        kind = tool.get("type") if isinstance(tool, dict) else tool
+        raise RequestError(
+            f"{name} is of type {shown(kind)}: only tools of your own (custom) can be offered "
+            "here.",
+            name,
+        )
+    if not isinstance(tool.get("name"), str):
+        raise RequestError(f"{name}.name must be a string.", f"{name}.name")
+    if not isinstance(tool.get("input_schema"), dict):
+        raise RequestError(f"{name}.input_schema must be an object.", f"{name}.input_schema")
+    function = {"name": tool["name"], "parameters": tool["input_schema"]}
+    for field in ("description", "strict"):
+        if tool.get(field) is not None:
+            function[field] = tool[field]
+    return {"type": "function", "function": function}
+
+
+def _chat_tool_choice(choice: Any) -> str | dict[str, Any] | None:
+    if choice is None:
+        return None
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "tool" and isinstance(choice.get("name"), str):
+        return {"type": "function", "function": {"name": choice["name"]}}
+    if isinstance(kind, str) and kind in _TOOL_CHOICES:
+        return _TOOL_CHOICES[kind]
+    raise RequestError(
+        'tool_choice must be {"type": "auto"}, "any", "none", or "tool" with a name, '
+        f"got {shown(choice)}.",
+        "tool_choice",
+    )
+
+
+def _chat_format(config: OutputConfig | None) -> dict[str, Any] | None:
+    if config is None or config.format is None or config.format.get("type") != "json_schema":
+        return None if config is None else config.format
+    schema = config.format.get("schema")
+    return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}

@@ -1,0 +1,94 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from trunkline.engine.native_request import RequestOptions, make_request, parse_rid
+from trunkline.server.answer import Generation, Job, Prepared
+from trunkline.server.anthropic.fields import (
+    MessageFields,
+    answer_wishes,
+    parse_message_fields,
+    parse_message_sampling,
+    template_variables,
+)
+from trunkline.server.anthropic.history import chat_messages, is_prefill
+from trunkline.server.anthropic.reply import MessageOptions, MessageReply
+from trunkline.server.http import json_response, read_json
+from trunkline.server.openai.answer_rules import splitter_factory
+from trunkline.server.openai.chat import chat_prompt_ids, render_chat
+from trunkline.server.openai.fields import parse_scheduling
+from trunkline.server.openai.responses_output import new_id
+from trunkline.server.state import Server, offload, server_of
+
+
+async def create_message(request: Request) -> ASGIApp:
+    """Parse, submit, answer."""
+    server = server_of(request)
+    body, size = await read_json(request, server.config.http.max_body_bytes)
+    prepared = await offload(size, lambda: prepare_message(body, server))
+    return Generation(server, prepared)
+
+
+def prepare_message(body: Any, server: Server) -> Prepared:
+    """Validate, render and tokenise the body of a message.
+
+    Raises:
+        RequestError: a field is wrong, or the prompt too long.
+    """
+    received_ts = time.time()
+    fields, ignored = parse_message_fields(body)
+    context = server.openai
+    model = server.check_model(fields.model)
+    message_id = new_id("msg")
+    rid = message_id if fields.rid is None else parse_rid(fields.rid, context.limits)
+    sampling = parse_message_sampling(fields, context)
+    priority, namespace = parse_scheduling(fields, context)
+    make_splitter = splitter_factory(answer_wishes(fields))
+    options = RequestOptions(
+        stream=bool(fields.stream),
+        priority=priority,
+        namespace=namespace,
+        received_ts=received_ts,
+    )
+    chat = _chat(fields)
+    prompt_ids = chat_prompt_ids(server, **chat)
+    engine_request = make_request(context, rid, prompt_ids, sampling, options)
+    reply_options = MessageOptions(id=message_id, model=model, max_tokens=fields.max_tokens)
+    reply = MessageReply(reply_options, make_splitter())
+    job = Job(rid=rid, requests=[engine_request], stream=options.stream, ignored=ignored)
+    return Prepared(job, reply, reply)
+
+
+def _chat(fields: MessageFields) -> dict[str, Any]:
+    """What the chat template is to render."""
+    messages = chat_messages(fields.system, fields.messages)
+    continues = is_prefill(messages)
+    return {
+        "messages": messages,
+        "add_generation_prompt": not continues,
+        "continue_final_message": continues,
+        "variables": template_variables(fields),
+    }
+
+
+async def count_tokens(request: Request) -> Response:
+    """The number of tokens that a message's prompt would have; it may exceed the context."""
+    server = server_of(request)
+    body, size = await read_json(request, server.config.http.max_body_bytes)
+    return json_response({"input_tokens": await offload(size, lambda: _count(body, server))})
+
+
+def _count(body: Any, server: Server) -> int:
+    fields, ignored = parse_message_fields(body)
+    server.note_ignored(ignored)
+    server.check_model(fields.model)
+    splitter_factory(answer_wishes(fields))
+    text = render_chat(server, **_chat(fields))
+    return len(server.tokenizer.encode_batch([text], add_special_tokens=False)[0])
