@@ -273,7 +273,7 @@ def test_refusals_and_failures():
 
 
 def test_keys():
-    config = ServerConfig(http=HttpOptions(api_key="secret"))
+    config = ServerConfig(http=HttpOptions(api_key=("secret",)))
     with Live(config=config) as live:
         for headers in ({"x-api-key": "secret"}, {"authorization": "Bearer secret"}):
             assert message(live).status_code == 401

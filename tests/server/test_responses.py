@@ -337,7 +337,7 @@ def test_background_that_fails():
     engine = FakeEngine(hold=True)
     with Live(engine) as live:
         body = create(live, background=True).json()
-        live.call(engine.kill)
+        live.call(lambda: engine.set_status("dead", "killed by SIGKILL"))
         path = f"/v1/responses/{body['id']}"
         wait_until(lambda: live.http.get(path).json()["status"] == "failed")
         error = live.http.get(path).json()["error"]
