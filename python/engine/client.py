@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Collection
 
 import msgspec
 
@@ -94,6 +95,11 @@ class Client:
     def status(self) -> EngineStatus:
         """Where the engine stands now; never waits for it."""
         return self._channel.status()
+
+    @property
+    def in_flight(self) -> Collection[Stream]:
+        """The streams that have not ended; to be read at once."""
+        return self._streams.values()
 
     def submit(self, request: Request) -> Stream:
         """Send a request; the stream's `accepted` tells whether the engine took it.

@@ -33,7 +33,7 @@ Value = TypeVar("Value")
 BOOKKEEPING: Final = frozenset(
     ("no_logs", "custom_labels", "session_id", "conversation_id", "routing_key")
 )
-_SUPPORTED: Final = frozenset(
+SUPPORTED: Final = frozenset(
     (
         "text input_ids sampling_params rid stream return_logprob logprob_start_len "
         "top_logprobs_num token_ids_logprob return_text_in_logprobs return_prompt_token_ids "
@@ -48,7 +48,7 @@ _LOGPROB_FIELDS: Final[Mapping[str, tuple[object, ...]]] = {
     "return_text_in_logprobs": (None, False),
 }
 # Known elsewhere, not served here: only null, or a value that changes nothing.
-_UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
+UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "input_embeds": (),
     "image_data": ([],),
     "video_data": ([],),
@@ -167,7 +167,7 @@ def parse_generate(
     received_ts = time.time()
     if not isinstance(body, dict):
         raise RequestError(f"the body must be a JSON object, got {shown(body)}.")
-    refuse_unsupported(body, _UNSUPPORTED)
+    refuse_unsupported(body, UNSUPPORTED)
     prompts, is_batch = _prompts(body, context)
     rows = _Rows(body, len(prompts), is_batch)
     stream = rows.flag("stream")
@@ -196,7 +196,7 @@ def parse_generate(
         )
         sampling = parsed[row] if len(parsed) > 1 else parsed[0]
         requests.append(make_request(context, rids[row], prompt_ids, sampling, options))
-    known = _SUPPORTED | _UNSUPPORTED.keys() | BOOKKEEPING
+    known = SUPPORTED | UNSUPPORTED.keys() | BOOKKEEPING
     ignored = [key for key in body if key not in known]
     if not any(logprobs):
         ignored += [key for key, none in _LOGPROB_FIELDS.items() if body.get(key) not in none]

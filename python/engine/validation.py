@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -125,37 +125,51 @@ def _finite(value: Any) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Number:
-    """A range and the words for it."""
+class Number:
+    """A range, `low` to `high`, and the words for it.
 
-    accepts: Callable[[float], bool]
+    `is_open`: `low` itself is out of it. `also` is one more value that is accepted.
+    """
+
+    low: float
+    high: float
     words: str
     integer: bool = False
+    is_open: bool = False
+    also: int | None = None
 
     def parse(self, name: str, value: Any) -> Any:
+        """The value as a number of this range.
+
+        Raises:
+            RequestError: it is none.
+        """
         number = _finite(value)
-        if number is None or not self.accepts(number) or (self.integer and not is_int(value)):
+        if number is None or not self._accepts(number) or (self.integer and not is_int(value)):
             raise RequestError(f"{name} must be {self.words}, got {shown(value)}.", name)
         return value if self.integer else number
 
+    def _accepts(self, number: float) -> bool:
+        above = number > self.low if self.is_open else number >= self.low
+        return (above and number <= self.high) or number == self.also
 
-_NUMBERS: Final = {
-    "temperature": _Number(lambda x: x >= 0, "a non-negative finite number"),
-    "top_p": _Number(lambda x: 0 < x <= 1, "in (0, 1]"),
-    "top_k": _Number(
-        lambda x: x == -1 or 1 <= x < 2**31, "-1 (disable) or in [1, 2147483647]", integer=True
-    ),
-    "min_p": _Number(lambda x: 0 <= x <= 1, "in [0, 1]"),
-    "frequency_penalty": _Number(lambda x: -2 <= x <= 2, "in [-2, 2]"),
-    "presence_penalty": _Number(lambda x: -2 <= x <= 2, "in [-2, 2]"),
-    "repetition_penalty": _Number(lambda x: MIN_REPETITION_PENALTY <= x <= 2, "in [0.000001, 2]"),
-    "max_new_tokens": _Number(lambda x: 0 <= x < 2**31, "an integer in [0, 2147483647]", True),
-    "min_new_tokens": _Number(lambda x: 0 <= x < 2**31, "an integer in [0, 2147483647]", True),
-    "stream_interval": _Number(lambda x: 1 <= x < 2**31, "an integer in [1, 2147483647]", True),
+
+_MOST: Final = 2**31 - 1
+NUMBERS: Final = {
+    "temperature": Number(0, MAX_FLOAT32, "a non-negative finite number"),
+    "top_p": Number(0, 1, "in (0, 1]", is_open=True),
+    "top_k": Number(1, _MOST, "-1 (disable) or in [1, 2147483647]", integer=True, also=-1),
+    "min_p": Number(0, 1, "in [0, 1]"),
+    "frequency_penalty": Number(-2, 2, "in [-2, 2]"),
+    "presence_penalty": Number(-2, 2, "in [-2, 2]"),
+    "repetition_penalty": Number(MIN_REPETITION_PENALTY, 2, "in [0.000001, 2]"),
+    "max_new_tokens": Number(0, _MOST, "an integer in [0, 2147483647]", integer=True),
+    "min_new_tokens": Number(0, _MOST, "an integer in [0, 2147483647]", integer=True),
+    "stream_interval": Number(1, _MOST, "an integer in [1, 2147483647]", integer=True),
 }
-_FLAGS: Final = ("ignore_eos", "skip_special_tokens", "no_stop_trim")
+FLAGS: Final = ("ignore_eos", "skip_special_tokens", "no_stop_trim")
 # Known elsewhere, not served here: only null, or a value that changes nothing.
-_UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
+UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "stop_regex": ([],),
     "json_schema": (),
     "regex": (),
@@ -205,10 +219,10 @@ class _Reader:
         for native, value in self.raw.items():
             if value is None and native != "max_new_tokens":
                 continue
-            if native in _NUMBERS:
-                parsed = None if value is None else _NUMBERS[native].parse(self.name(native), value)
+            if native in NUMBERS:
+                parsed = None if value is None else NUMBERS[native].parse(self.name(native), value)
                 self.values[native] = parsed
-            elif native in _FLAGS:
+            elif native in FLAGS:
                 if not isinstance(value, bool):
                     name = self.name(native)
                     raise RequestError(f"{name} must be true or false, got {shown(value)}.", name)
@@ -294,7 +308,7 @@ class _Reader:
 
 
 _OTHERS: Final = ("stop", "stop_token_ids", "logit_bias", "sampling_seed", "seed", "n")
-SAMPLING_NAMES: Final = frozenset((*_NUMBERS, *_FLAGS, *_OTHERS))
+SAMPLING_NAMES: Final = frozenset((*NUMBERS, *FLAGS, *_OTHERS))
 
 
 def _is_decimal(key: object) -> bool:
@@ -362,10 +376,10 @@ def parse_sampling_params(
         raise RequestError(
             f"sampling_params must be an object, got {shown(raw)}.", "sampling_params"
         )
-    unknown = [key for key in raw if key not in SAMPLING_NAMES and key not in _UNSUPPORTED]
+    unknown = [key for key in raw if key not in SAMPLING_NAMES and key not in UNSUPPORTED]
     if unknown:
         raise RequestError(f"unknown sampling parameter {shown(unknown[0])}.", unknown[0])
-    refuse_unsupported(raw, _UNSUPPORTED)
+    refuse_unsupported(raw, UNSUPPORTED)
     given = {
         key: value for key, value in raw.items() if value is not None or key == "max_new_tokens"
     }

@@ -30,6 +30,7 @@ from trunkline.server.config import ServerConfig
 from trunkline.server.errors import FAILURES, Failure
 from trunkline.server.http import error_response, failure_response
 from trunkline.server.keys import Keys
+from trunkline.server.load import HEADER, LoadHeader
 from trunkline.server.metrics import Metrics
 from trunkline.server.middleware import Edge, Guard
 from trunkline.server.openai.responses_store import ResponseStore
@@ -87,13 +88,18 @@ def create_app(
         routes=ROUTES,
         middleware=[
             Middleware(AnthropicEdge),
-            Middleware(Edge, metrics=metrics, paths=frozenset(route.path for route in ROUTES)),
+            Middleware(
+                Edge,
+                metrics=metrics,
+                paths=frozenset(route.path for route in ROUTES),
+                load=LoadHeader(client, metrics.engine).value if config.api.load_header else None,
+            ),
             Middleware(
                 CORSMiddleware,
                 allow_origins=list(config.http.allowed_origins),
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=["x-request-id", IGNORED_HEADER],
+                expose_headers=["x-request-id", IGNORED_HEADER, HEADER.decode()],
             ),
             Middleware(
                 Guard,

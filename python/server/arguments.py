@@ -20,6 +20,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import yaml
 
+from trunkline.engine.config import SECRET
 from trunkline.server import access_settings
 from trunkline.server.compat_flags import ALIASES, COMPAT_FLAGS, LATER, CompatFlag
 from trunkline.server.config import ServerConfig
@@ -80,6 +81,25 @@ def parse_arguments(
     except ValueError as error:
         raise UsageError(str(error)) from error
     return config, [text for text in warnings if text]
+
+
+def without_secrets(arguments: Sequence[str]) -> list[str]:
+    """A command line to be shown: the values of secret settings are replaced."""
+    secret = {
+        name
+        for kind in _groups(ServerConfig)
+        for field, _ in _settings(kind)
+        if field.metadata.get("secret")
+        for name in _flag_names(field.name.replace("_", "-"))
+    }
+    shown: list[str] = []
+    for word in arguments:
+        name, equals, _ = word.partition("=")
+        if shown and shown[-1] in secret:
+            shown.append(SECRET)
+        else:
+            shown.append(f"{name}={SECRET}" if equals and name in secret else word)
+    return shown
 
 
 def _unknown(words: Sequence[str], parser: argparse.ArgumentParser) -> str:

@@ -9,12 +9,14 @@ import random
 import sys
 from collections.abc import Sequence
 
+from setproctitle import setproctitle
+
 from trunkline.engine.checkpoint import CheckpointError
 from trunkline.engine.client import EngineDied
 from trunkline.engine.config import settings_line
 from trunkline.engine.validation import RequestError
 from trunkline.server import logs
-from trunkline.server.arguments import UsageError, parse_arguments
+from trunkline.server.arguments import UsageError, parse_arguments, without_secrets
 from trunkline.server.config import ServerConfig
 
 USAGE_ERROR = 2
@@ -26,13 +28,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 after a signal, 1 when the start failed, 2 for an unusable command line.
     """
+    if arguments is None:
+        arguments = sys.argv[1:]
+        # Whoever lists the machine's processes sees their command lines, keys and all.
+        setproctitle(" ".join(["engine-serve", *without_secrets(arguments)]))
     try:
-        config, warnings = parse_arguments(sys.argv[1:] if arguments is None else arguments)
+        config, warnings = parse_arguments(arguments)
     except UsageError as error:
         print(f"engine-serve: {error}\n(engine-serve --help lists the flags)", file=sys.stderr)
         return USAGE_ERROR
     config = with_random_seed(config)
-    logs.configure(config.engine.log_level, config.logs.log_level_http)
+    logs.configure(
+        config.engine.log_level,
+        config.logs.log_level_http,
+        config.logs.access_log_exclude_prefixes,
+    )
     logger = logging.getLogger(__name__)
     for warning in warnings:
         logger.warning("%s", warning)

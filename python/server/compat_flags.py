@@ -115,6 +115,7 @@ ALIASES: Final = {
     "model-path": ("model",),
     "tokenizer-path": ("tokenizer",),
     "context-length": ("max-model-len",),
+    "access-log-exclude-prefixes": ("uvicorn-access-log-exclude-prefixes",),
     "tp-size": ("tp", "tensor-parallel-size"),
     "dp-size": ("dp", "data-parallel-size"),
     "pp-size": ("pp", "pipeline-parallel-size"),

@@ -82,6 +82,9 @@ class ApiOptions:
         "memory for responses of /v1/responses that can be asked for later; 0 stores none",
         minimum=0,
     )
+    load_header: bool = setting(
+        True, "responses tell how busy the engine is (x-trunkline-load, for routers)"
+    )
     metrics_sglang_names: bool = setting(
         False, "/metrics also has the metrics under their sglang: names"
     )
@@ -117,10 +120,14 @@ class LogOptions:
         "level of the access log; default: --log-level",
         choices=("debug", "info", "warning", "error", "critical"),
     )
+    access_log_exclude_prefixes: tuple[str, ...] = setting(
+        (), "no access lines for paths that begin so, such as /health"
+    )
     log_requests: bool = setting(False, "log each request when it comes and when it is done")
     log_requests_level: int = setting(
         2,
-        "0: ids and counts; 1: and sampling parameters; 2: and up to 2,048 characters; 3: all text",
+        "0: ids and counts; 1: and sampling parameters, without stop strings; "
+        "2: and up to 2,048 characters of each text; 3: all text",
         choices=(0, 1, 2, 3),
     )
 

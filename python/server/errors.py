@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal, TypedDict
 
 from trunkline.engine.client import ControlFailed, EngineDied, RequestRefused
 from trunkline.engine.validation import RequestError
@@ -15,9 +15,29 @@ Failure = RequestError | RequestRefused | EngineDied | ControlFailed
 FAILURES: Final = (RequestError, RequestRefused, EngineDied, ControlFailed)
 
 
+class ErrorDetail(TypedDict):
+    """An error as OpenAI writes it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(TypedDict):
+    """An error: OpenAI's object, and the same flat for older clients, with the status as `code`."""
+
+    error: ErrorDetail
+    object: Literal["error"]
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
 def error_body(
     message: str, status: int, param: str | None = None, code: str | None = None
-) -> dict[str, object]:
+) -> ErrorBody:
     """The body that goes with `status`, also the payload of an SSE error event."""
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {
@@ -30,7 +50,7 @@ def error_body(
     }
 
 
-def describe(failure: Failure) -> tuple[int, dict[str, object]]:
+def describe(failure: Failure) -> tuple[int, ErrorBody]:
     """HTTP status and body for a failure."""
     match failure:
         case RequestError():

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from trunkline.engine.validation import RequestError
-from trunkline.server.errors import RETRY_AFTER_S, Failure, describe, error_body
+from trunkline.server.errors import RETRY_AFTER_S, ErrorBody, Failure, describe, error_body
 
 DONE: Final = b"data: [DONE]\n\n"
 _CONSTANTS: Final = (b"NaN", b"Infinity")
@@ -109,7 +109,7 @@ def failure_response(failure: Failure) -> Response:
     return _with_retry(*describe(failure))
 
 
-def _with_retry(status: int, body: dict[str, object]) -> Response:
+def _with_retry(status: int, body: ErrorBody) -> Response:
     retry = {"retry-after": str(RETRY_AFTER_S)} if status == 503 else None
     return json_response(body, status, retry)
 

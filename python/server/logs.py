@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -11,14 +13,32 @@ from trunkline.engine import log_lines
 SERVER = logging.getLogger("trunkline.server")
 ACCESS = logging.getLogger("trunkline.access")
 HYPERCORN = logging.getLogger("trunkline.hypercorn")
+# Clients of other services put keys into the query.
+_SECRET = re.compile(r"((?:^|&)[^&=]*(?:key|token|secret|passw|auth|signature)[^&=]*=)[^&]*", re.I)
 
 
-def configure(level: str, http_level: str | None) -> None:
-    """Send the package's log lines to standard error, from `level` on."""
+class _Without(logging.Filter):
+    """Leaves out access lines of paths that begin in certain ways."""
+
+    def __init__(self, prefixes: Sequence[str]) -> None:
+        super().__init__()
+        self.prefixes = tuple(prefixes)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        target = record.args[3] if isinstance(record.args, tuple) and len(record.args) > 3 else ""
+        return not str(target).startswith(self.prefixes)
+
+
+def configure(level: str, http_level: str | None, quiet_paths: Sequence[str] = ()) -> None:
+    """Send the package's log lines to standard error, from `level` on.
+
+    Access lines of paths that begin with one of `quiet_paths` are left out.
+    """
     root = logging.getLogger("trunkline")
     root.setLevel(level.upper())
     root.propagate = False
     ACCESS.setLevel((http_level or level).upper())
+    ACCESS.filters = [_Without(quiet_paths)] if quiet_paths else []
     # Hypercorn's own lines ("Running on ...") repeat what `serve.py` says.
     HYPERCORN.setLevel("WARNING")
     if not root.handlers:
@@ -26,11 +46,11 @@ def configure(level: str, http_level: str | None) -> None:
 
 
 def access(scope: Any, status: int) -> None:
-    """Write the access line of a request whose response begins."""
+    """Write the access line of a request whose response begins; secrets in it are replaced."""
     if not ACCESS.isEnabledFor(logging.INFO):
         return
     host, port = scope.get("client") or ("-", 0)
-    query = scope["query_string"].decode("latin-1")
+    query = _SECRET.sub(r"\1***", scope["query_string"].decode("latin-1"))
     target = scope.get("raw_path", b"").decode("latin-1") + (f"?{query}" if query else "")
     ACCESS.info(
         'INFO:     %s:%s - "%s %s HTTP/%s" %d %s',

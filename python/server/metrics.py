@@ -52,6 +52,7 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 ENGINE_GAUGES: Final[Mapping[str, str]] = {
     "num_running_reqs": "Sequences running.",
     "num_queue_reqs": "Requests waiting.",
+    "num_waiting_uncached_tokens": "Tokens of waiting prompts that are not cached.",
     "num_used_tokens": "KV pool tokens used by running requests.",
     "token_usage": "Share of the KV pool used by running requests.",
     "gen_throughput": "Tokens generated per second lately; 0 at rest.",
@@ -97,7 +98,7 @@ class _Distribution:
 class Metrics:
     """Counts and distributions of one app, and the engine's figures as last told.
 
-    Belongs to the app's asyncio loop.
+    Belongs to the app's asyncio loop. `engine_ts` is when the engine told its figures.
     """
 
     def __init__(self, model_name: str, *, sglang_names: bool = False) -> None:
@@ -106,6 +107,7 @@ class Metrics:
         self._counters: dict[str, dict[Labels, float]] = {name: {} for name in COUNTERS}
         self._histograms: dict[str, dict[Labels, _Distribution]] = {n: {} for n in HISTOGRAMS}
         self.engine: dict[str, float] = {}
+        self.engine_ts = 0.0
         self.http_active = 0
         self.engine_up = False
         self._registry = CollectorRegistry(auto_describe=False)

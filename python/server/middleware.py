@@ -16,11 +16,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trunkline.server import logs
 from trunkline.server.http import error_response
 from trunkline.server.keys import Keys
+from trunkline.server.load import HEADER as LOAD_HEADER
 from trunkline.server.metrics import Metrics
 from trunkline.server.route import Access
 
 REQUEST_ID: Final = "trunkline.request_id"
 OWN_REQUEST: Final = "trunkline.own_request"  # in the scope of what the server asks itself
+_IS_CLIENT: Final = "trunkline.is_client"
 _MAX_ID_BYTES: Final = 128
 _OTHER: Final = "other"
 
@@ -45,18 +47,30 @@ class _Body:
 class Edge:
     """Outermost layer: every response passes it, that of an unforeseen exception too."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, paths: frozenset[str]) -> None:
-        """Wrap `app`; `paths` are those that metrics name, others count as "other"."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        paths: frozenset[str],
+        load: Callable[[], bytes] | None,
+    ) -> None:
+        """Wrap `app`.
+
+        `paths` are those that metrics name, others count as "other"; `load` gives the value of the
+        load header, which goes to who may call as a client.
+        """
         self._app = app
         self._metrics = metrics
         self._paths = paths
+        self._load = load
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         scope[REQUEST_ID] = uuid.uuid4().hex
-        exchange = _Exchange(scope, send, _Body(receive), self._metrics, self._label(scope["path"]))
+        metrics, label = self._metrics, self._label(scope["path"])
+        exchange = _Exchange(scope, send, _Body(receive), metrics, label, self._load)
         self._metrics.http_active += 1
         try:
             await self._app(scope, exchange.body.receive, exchange.send)
@@ -78,12 +92,19 @@ class _Exchange:
     """The response side of one request."""
 
     def __init__(
-        self, scope: Scope, send: Send, body: _Body, metrics: Metrics, endpoint: str
+        self,
+        scope: Scope,
+        send: Send,
+        body: _Body,
+        metrics: Metrics,
+        endpoint: str,
+        load: Callable[[], bytes] | None,
     ) -> None:
         self._scope = scope
         self._send = send
         self._metrics = metrics
         self._endpoint = endpoint
+        self._load = load
         self._drain: asyncio.Task[None] | None = None
         self.body = body
         self.started = False
@@ -103,6 +124,8 @@ class _Exchange:
             *message.get("headers", ()),
             (b"x-request-id", _request_id(self._scope)),
         ]
+        if self._load is not None and _IS_CLIENT in self._scope:
+            message["headers"].append((LOAD_HEADER, self._load()))
         logs.access(self._scope, message["status"])
         self._metrics.count(
             "http_responses_total",
@@ -156,13 +179,16 @@ class Guard:
     def _refusal(self, scope: Scope) -> Response | None:
         if scope["method"] == "OPTIONS" or OWN_REQUEST in scope:
             return None
-        refused = self._keys.refusal(self._access(scope), given_key(scope))
+        access, key = self._access(scope), given_key(scope)
+        refused = self._keys.refusal(access, key)
         if refused is not None:
             status, why = refused
             response = error_response(why, status, code="invalid_api_key")
             if status == 401:
                 response.headers["www-authenticate"] = "Bearer"
             return response
+        if access != "public" or self._keys.refusal("client", key) is None:
+            scope[_IS_CLIENT] = True
         if self._is_draining() and scope["method"] in ("POST", "PUT"):
             return error_response("the server is shutting down", 503)
         return None

@@ -8,12 +8,14 @@ from typing import Final
 import msgspec
 
 from trunkline.engine.client import Request, Stream
+from trunkline.engine.messages import SamplingParams
 from trunkline.engine.outputs import finish_reason
 from trunkline.server import logs
 from trunkline.server.state import Server
 
 COUNTS, PARAMETERS, EXCERPTS, ALL = range(4)
 _EXCERPT_CHARS: Final = 2048
+_TEXTS: Final = frozenset(("stop", "stop_regex"))  # of the sampling parameters
 
 
 class RequestLog:
@@ -47,11 +49,19 @@ class RequestLog:
             "n": request.n,
         }
         if self._level >= PARAMETERS:
-            fields["sampling_params"] = msgspec.structs.asdict(request.sampling)
+            fields["sampling_params"] = self._sampling(request.sampling)
         if self._level >= EXCERPTS:
             ids = request.prompt_ids if self._level >= ALL else request.prompt_ids[:_EXCERPT_CHARS]
             fields["text"] = self._cut(self._tokenizer.decode(ids, skip_special_tokens=False))
         return ", ".join(f"{name}={value!r}" for name, value in fields.items())
+
+    def _sampling(self, sampling: SamplingParams) -> dict[str, object]:
+        """The parameters; what a client wrote in them is text, and shown where text is."""
+        parameters = msgspec.structs.asdict(sampling)
+        if self._level < EXCERPTS:
+            for name in _TEXTS & parameters.keys():
+                parameters[name] = f"{len(parameters[name])} not shown"
+        return parameters
 
     def _samples(self, stream: Stream) -> list[str]:
         rows = []

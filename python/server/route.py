@@ -13,23 +13,28 @@ from starlette import routing
 from starlette.routing import Match
 from starlette.types import Scope
 
+from trunkline.engine.validation import Limits
+
 # public: no key is needed. client: any key. admin: the admin key, where there is one.
 Access = Literal["public", "client", "admin"]
 
 JSON: Final = "application/json"
 TEXT: Final = "text/plain"
+HTML: Final = "text/html"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Takes:
     """A request body.
 
-    `kind` is the type that validates it, or one that only describes it. `unsupported` are further
+    `kind` is the type that validates it, or one that only describes it. `fields` gives the schemas
+    of those of its fields that are typed `Any`, because code checks them. `unsupported` are further
     fields that may only be null or one of the values given; `bookkeeping` are fields without
     effect. A `kind` that forbids unknown fields is closed; any other body may have more fields.
     """
 
     kind: Any
+    fields: Callable[[Limits], Mapping[str, Mapping[str, Any]]] = lambda _: {}
     unsupported: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     bookkeeping: frozenset[str] = frozenset()
     media_type: str = JSON
@@ -77,7 +82,6 @@ class Description:
     takes: Takes | None = None
     query: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     errors: Mapping[int, str] = field(default_factory=dict)
-    tag: str = "other"
 
 
 def access_of(routes: Sequence[Route], scope: Scope) -> Access:

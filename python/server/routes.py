@@ -1,34 +1,124 @@
-"""The table of endpoints."""
+"""The table of endpoints: paths, handlers, who may call them, what they take and give."""
 
 from __future__ import annotations
 
-from trunkline.server import native, operations, tokens
+from typing import Final
+
+from trunkline.server import load, native, operations, tokens
 from trunkline.server.anthropic import messages
 from trunkline.server.batches import batch_routes, file_routes
 from trunkline.server.openai import chat, completions, models, responses
-from trunkline.server.route import Route
+from trunkline.server.openapi import bodies, endpoints, shapes
+from trunkline.server.route import HTML, Gives, Route
 
 POST, GET, GET_POST = ["POST"], ["GET"], ["GET", "POST"]
+_TIMEOUT: Final = {"timeout": {"type": "number", "minimum": 0, "maximum": 3600}}
+_LOADS: Final = {
+    "include": {"type": "string", "description": f"Some of {', '.join(load.BLOCKS)}."},
+    "dp_rank": {"enum": ["0"]},
+    "format": {"enum": ["json"]},
+}
+_NOT_IDLE: Final = {400: "Requests are running or waiting, or the timeout is no number."}
 
 ROUTES = [
-    Route("/", operations.banner, methods=GET),
-    Route("/health", operations.health, methods=GET, access="public"),
-    Route("/ready", operations.health, methods=GET, access="public"),
-    Route("/health_generate", operations.health_generate, methods=GET, access="public"),
-    Route("/model_info", operations.model_info, methods=GET),
-    Route("/get_model_info", operations.model_info, methods=GET),
-    Route("/server_info", operations.server_info, methods=GET, access="admin"),
-    Route("/get_server_info", operations.server_info, methods=GET, access="admin"),
-    Route("/metrics", operations.metrics, methods=GET, access="public"),
-    Route("/flush_cache", operations.flush_cache, methods=GET_POST, access="admin"),
-    Route("/abort_request", operations.abort_request, methods=POST, access="admin"),
-    Route("/generate", native.generate, methods=["POST", "PUT"]),
-    Route("/tokenize", tokens.tokenize, methods=POST),
-    Route("/v1/tokenize", tokens.tokenize, methods=POST),
-    Route("/detokenize", tokens.detokenize, methods=POST),
-    Route("/v1/detokenize", tokens.detokenize, methods=POST),
-    Route("/v1/chat/completions", chat.chat_completions, methods=POST),
-    Route("/v1/completions", completions.completions, methods=POST),
+    Route("/", operations.banner, methods=GET, gives=shapes.SENTENCE),
+    Route(
+        "/docs",
+        endpoints.docs,
+        methods=GET,
+        access="public",
+        gives=Gives(kind=str, media_type=HTML),
+    ),
+    Route(
+        "/openapi.json",
+        endpoints.openapi_json,
+        methods=GET,
+        access="public",
+        gives=Gives(kind=dict),
+    ),
+    Route("/health", operations.health, methods=GET, access="public", gives=shapes.NOTHING),
+    Route("/ready", operations.health, methods=GET, access="public", gives=shapes.NOTHING),
+    Route(
+        "/health_generate",
+        operations.health_generate,
+        methods=GET,
+        access="public",
+        gives=shapes.NOTHING,
+    ),
+    Route("/model_info", operations.model_info, methods=GET, gives=shapes.MODEL_INFO),
+    Route("/get_model_info", operations.model_info, methods=GET, gives=shapes.MODEL_INFO),
+    Route(
+        "/server_info",
+        operations.server_info,
+        methods=GET,
+        access="admin",
+        gives=shapes.SERVER_INFO,
+    ),
+    Route(
+        "/get_server_info",
+        operations.server_info,
+        methods=GET,
+        access="admin",
+        gives=shapes.SERVER_INFO,
+    ),
+    Route("/v1/loads", load.loads, methods=GET, query=_LOADS, gives=shapes.LOADS),
+    Route("/metrics", operations.metrics, methods=GET, access="public", gives=shapes.SENTENCE),
+    Route(
+        "/flush_cache",
+        operations.flush_cache,
+        methods=GET_POST,
+        access="admin",
+        query=_TIMEOUT,
+        errors=_NOT_IDLE,
+        gives=shapes.SENTENCE,
+    ),
+    Route(
+        "/abort_request",
+        operations.abort_request,
+        methods=POST,
+        access="admin",
+        takes=bodies.ABORT,
+        gives=shapes.NOTHING,
+    ),
+    Route(
+        "/generate",
+        native.generate,
+        methods=["POST", "PUT"],
+        takes=bodies.GENERATE,
+        gives=shapes.GENERATED,
+    ),
+    Route("/tokenize", tokens.tokenize, methods=POST, takes=bodies.TOKENIZE, gives=shapes.TOKENS),
+    Route(
+        "/v1/tokenize", tokens.tokenize, methods=POST, takes=bodies.TOKENIZE, gives=shapes.TOKENS
+    ),
+    Route(
+        "/detokenize",
+        tokens.detokenize,
+        methods=POST,
+        takes=bodies.DETOKENIZE,
+        gives=shapes.DETOKENIZED,
+    ),
+    Route(
+        "/v1/detokenize",
+        tokens.detokenize,
+        methods=POST,
+        takes=bodies.DETOKENIZE,
+        gives=shapes.DETOKENIZED,
+    ),
+    Route(
+        "/v1/chat/completions",
+        chat.chat_completions,
+        methods=POST,
+        takes=bodies.CHAT,
+        gives=shapes.CHAT,
+    ),
+    Route(
+        "/v1/completions",
+        completions.completions,
+        methods=POST,
+        takes=bodies.COMPLETION,
+        gives=shapes.COMPLETION,
+    ),
     Route("/v1/responses", responses.create_response, methods=POST),
     Route("/v1/responses/{response_id}", responses.get_response, methods=GET),
     Route("/v1/responses/{response_id}", responses.delete_response, methods=["DELETE"]),
@@ -45,6 +135,6 @@ ROUTES = [
     Route("/v1/batches", batch_routes.list_batches, methods=GET),
     Route("/v1/batches/{batch_id}", batch_routes.get_batch, methods=GET),
     Route("/v1/batches/{batch_id}/cancel", batch_routes.cancel_batch, methods=POST),
-    Route("/v1/models", models.list_models, methods=GET),
-    Route("/v1/models/{name:path}", models.get_model, methods=GET),
+    Route("/v1/models", models.list_models, methods=GET, gives=shapes.MODELS),
+    Route("/v1/models/{name:path}", models.get_model, methods=GET, gives=shapes.MODEL),
 ]

@@ -31,10 +31,13 @@ HEARTBEAT_LIMIT_S = 60.0
 # Work on a shorter body than this costs less than handing it to a thread.
 _INLINE_BYTES = 4096
 _MAX_NAMED_FIELDS = 256
+# How often the engine is asked how full its pool is, while requests are in flight.
+_FOLLOW_S = 0.25
 # Metric -> its name in the engine's `stats`.
 _STATS = {
     "num_running_reqs": "num_running",
     "num_queue_reqs": "num_waiting",
+    "num_waiting_uncached_tokens": "num_waiting_uncached_tokens",
     "num_used_tokens": "used_tokens",
     "kv_available_tokens": "free_tokens",
     "kv_evictable_tokens": "evictable_tokens",
@@ -103,6 +106,7 @@ class Server:
     in_flight: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     batches: Batches = field(init=False)
+    _follower: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
         self.idle.set()
@@ -115,6 +119,8 @@ class Server:
             self.children[rid] = parts
         self.in_flight += 1
         self.idle.clear()
+        if self.config.api.load_header and (self._follower is None or self._follower.done()):
+            self._follower = asyncio.create_task(self._follow_load())
         try:
             yield
         finally:
@@ -149,7 +155,15 @@ class Server:
             stats = await asyncio.wait_for(self.client.control("stats"), timeout_s)
         except (TimeoutError, EngineDied, ControlFailed):
             return
-        self.metrics.engine = engine_figures(stats, self.client.status)
+        self.metrics.engine.update(engine_figures(stats, self.client.status))
+        self.metrics.engine_ts = time.time()
+
+    async def _follow_load(self) -> None:
+        """Keep the figures fresh for the load header until nothing is in flight."""
+        while self.in_flight:
+            await self.refresh_engine_metrics()
+            await asyncio.sleep(_FOLLOW_S)
+        await self.refresh_engine_metrics()
 
     def check_model(self, name: object) -> str:
         """The model name to echo.

@@ -16,7 +16,9 @@ from trunkline.server.state import Server, offload, server_of
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 
-class _Tokenize(msgspec.Struct, forbid_unknown_fields=True):
+class Tokenize(msgspec.Struct, forbid_unknown_fields=True):
+    """A text, texts or a chat: exactly one of `prompt` and `messages`."""
+
     prompt: Any = None
     messages: list[dict[str, Any]] | None = None
     model: Any = None
@@ -26,7 +28,9 @@ class _Tokenize(msgspec.Struct, forbid_unknown_fields=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class _Detokenize(msgspec.Struct, forbid_unknown_fields=True):
+class Detokenize(msgspec.Struct, forbid_unknown_fields=True):
+    """Token ids, or lists of them."""
+
     tokens: list[Any]
     model: Any = None
     skip_special_tokens: bool = True
@@ -36,7 +40,7 @@ async def tokenize(request: Request) -> Response:
     """Token ids of a text, of several texts, or of a chat."""
     server = server_of(request)
     body, size = await read_json(request, server.config.http.max_body_bytes)
-    fields = _convert(body, _Tokenize)
+    fields = _convert(body, Tokenize)
     server.check_model(fields.model)
     tokens = await offload(size, lambda: _tokens(fields, server))
     many = bool(tokens) and isinstance(tokens[0], list)
@@ -45,7 +49,7 @@ async def tokenize(request: Request) -> Response:
     return json_response({"tokens": tokens, "count": counts, "max_model_len": limit})
 
 
-def _tokens(fields: _Tokenize, server: Server) -> list[Any]:
+def _tokens(fields: Tokenize, server: Server) -> list[Any]:
     if (fields.prompt is None) == (fields.messages is None):
         got = "neither" if fields.prompt is None else "both"
         raise RequestError(
@@ -76,12 +80,12 @@ async def detokenize(request: Request) -> Response:
     """The text of token ids, or of several lists of them."""
     server = server_of(request)
     body, size = await read_json(request, server.config.http.max_body_bytes)
-    fields = _convert(body, _Detokenize)
+    fields = _convert(body, Detokenize)
     server.check_model(fields.model)
     return json_response({"text": await offload(size, lambda: _text(fields, server))})
 
 
-def _text(fields: _Detokenize, server: Server) -> str | list[str]:
+def _text(fields: Detokenize, server: Server) -> str | list[str]:
     many = any(isinstance(one, list) for one in fields.tokens)
     rows = fields.tokens if many else [fields.tokens]
     limits = server.openai.limits

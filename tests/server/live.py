@@ -19,6 +19,7 @@ from trunkline.server.config import ServerConfig
 from trunkline.server.connections import listen
 from trunkline.server.serve import bind
 from trunkline.server.state import ServedModel, Server
+from trunkline.server.tls import server_context
 
 MODEL = "fake/model"
 TEMPLATE = (
@@ -111,7 +112,10 @@ class Live:
         listener = bind(self._config.http)
         self.port = listener.getsockname()[1]
         await self.server.batches.start()
-        serving = asyncio.create_task(listen(app, listener, self._config.http, self.stop))
+        http = self._config.http
+        serving = asyncio.create_task(
+            listen(app, listener, http, self.stop, tls=server_context(http))
+        )
         self.loop.call_soon(self._started.set)
         await serving
         await self.server.batches.close()

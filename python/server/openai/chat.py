@@ -33,7 +33,7 @@ from trunkline.server.openai.messages import check_messages
 from trunkline.server.state import Server, offload, server_of
 
 MAX_TOP_LOGPROBS: Final = 20
-_UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
+UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
@@ -86,7 +86,7 @@ def prepare_chat(body: Any, server: Server, rid: str) -> Prepared:
         RequestError: a field is wrong, or the prompt too long.
     """
     received_ts = time.time()
-    fields, ignored = parse_fields(body, ChatFields, _UNSUPPORTED)
+    fields, ignored = parse_fields(body, ChatFields, UNSUPPORTED)
     context = server.openai
     model = server.check_model(fields.model)
     if fields.rid is not None:

@@ -33,7 +33,7 @@ from trunkline.server.state import Server, offload, server_of
 
 DEFAULT_MAX_TOKENS: Final = 16
 MAX_LOGPROBS: Final = 20
-_UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
+UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "suffix": ("",),
     "best_of": (1,),
     "json_schema": (),
@@ -65,7 +65,7 @@ def prepare_completion(body: Any, server: Server, rid: str) -> Prepared:
         RequestError: a field is wrong, or a prompt too long.
     """
     received_ts = time.time()
-    fields, ignored = parse_fields(body, CompletionFields, _UNSUPPORTED)
+    fields, ignored = parse_fields(body, CompletionFields, UNSUPPORTED)
     context = server.openai
     model = server.check_model(fields.model)
     if fields.rid is not None:

@@ -1,0 +1,63 @@
+"""The `components/schemas` of the document: msgspec types, completed from tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from trunkline.engine.validation import Limits
+from trunkline.server.openapi.fields import Schema, nullable, only
+from trunkline.server.route import Takes
+
+_REFERENCE: Final = "#/components/schemas/{name}"
+
+
+class Schemas:
+    """Collects the named schemas that a document refers to."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.named: dict[str, Schema] = {}
+        self._limits = limits
+        self._complete: set[str] = set()
+
+    def of(self, kind: Any) -> Schema:
+        """A reference to the schema of a type, or the schema of one that has no name."""
+        [schema], named = msgspec.json.schema_components([kind], ref_template=_REFERENCE)
+        for name, one in named.items():
+            self.named.setdefault(name, one)
+        return schema
+
+    def of_body(self, takes: Takes) -> Schema:
+        """A reference to the schema of a request body."""
+        reference = self.of(takes.kind)
+        name = reference.get("$ref", "").rpartition("/")[2]
+        if "properties" in self.named.get(name, {}) and name not in self._complete:
+            self._complete.add(name)
+            self.named[name] = _completed(self.named[name], takes, takes.fields(self._limits))
+        return reference
+
+
+def _completed(schema: Schema, takes: Takes, fields: Mapping[str, Mapping[str, Any]]) -> Schema:
+    required = schema.get("required", [])
+    properties: dict[str, Schema] = {}
+    for name, typed in schema["properties"].items():
+        typed = {key: value for key, value in typed.items() if key != "default"}
+        said = dict(fields[name]) if name in fields and says_nothing(typed) else typed
+        properties[name] = said if name in required else nullable(said)
+    for name, neutral in takes.unsupported.items():
+        properties[name] = only(neutral)
+    for name in takes.bookkeeping:
+        properties[name] = {"description": "Accepted, and without effect."}
+    return {
+        **schema,
+        "properties": dict(sorted(properties.items())),
+        "additionalProperties": schema.get("additionalProperties", True),
+    }
+
+
+def says_nothing(typed: Schema) -> bool:
+    """Whether a type leaves the checking to code: `Any`, or a list of anything or any objects."""
+    [kind] = [one for one in typed.get("anyOf", [typed]) if one != {"type": "null"}] or [typed]
+    return kind in ({}, {"type": "array"}, {"type": "array", "items": {"type": "object"}})

@@ -1,0 +1,248 @@
+"""The OpenAPI document says what the endpoints take and give."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.server.fake_engine import VOCAB
+from tests.server.live import Live
+from tests.server.sse import events
+
+from trunkline.engine import native_request, validation
+from trunkline.engine.validation import Limits, RequestError, parse_sampling_params
+from trunkline.server import operations
+from trunkline.server.openapi import bodies, openapi_document
+from trunkline.server.openapi.fields import nullable, sampling_params
+from trunkline.server.openapi.schemas import says_nothing
+from trunkline.server.route import JSON, Route
+from trunkline.server.routes import ROUTES
+
+LIMITS = Limits(vocab_size=VOCAB, context_length=512)
+DOCUMENT = openapi_document(ROUTES, LIMITS)
+
+
+def validator(schema: dict[str, Any]) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator({**schema, "components": DOCUMENT["components"]})
+
+
+def nodes(value: Any) -> Iterator[dict[str, Any]]:
+    """Every object in a document."""
+    if isinstance(value, dict):
+        yield value
+    for one in value.values() if isinstance(value, dict) else value:
+        if isinstance(one, dict | list):
+            yield from nodes(one)
+
+
+def test_every_route_is_described():
+    for route in ROUTES:
+        operations = DOCUMENT["paths"][re.sub(r":\w+}", "}", route.path)]
+        assert {method.upper() for method in operations} == (route.methods or set()) - {"HEAD"}
+        for operation in operations.values():
+            assert operation["summary"].endswith((".", "...")), f"{route.path} needs a docstring"
+
+
+def test_a_route_without_a_description_is_an_error():
+    bare = Route("/bare", operations.health, methods=["GET"])
+    with pytest.raises(ValueError, match="/bare does not say what it gives"):
+        openapi_document([bare], LIMITS)
+
+
+def test_the_schemas_are_schemas_and_references_lead_somewhere():
+    named = DOCUMENT["components"]["schemas"]
+    for schema in named.values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    references = {node["$ref"] for node in nodes(DOCUMENT) if "$ref" in node}
+    assert references <= {f"#/components/schemas/{name}" for name in named}
+    names = [op["operationId"] for path in DOCUMENT["paths"].values() for op in path.values()]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("takes", [route.description.takes for route in ROUTES])
+def test_no_field_is_left_undescribed(takes: Any):
+    if takes is None or takes.media_type != JSON:
+        return
+    [name], schemas = (
+        [takes.kind.__name__],
+        msgspec.json.schema_components([takes.kind])[1],
+    )
+    silent = {
+        field
+        for field, typed in schemas[name]["properties"].items()
+        if says_nothing({key: value for key, value in typed.items() if key != "default"})
+    }
+    assert silent <= takes.fields(LIMITS).keys() | takes.unsupported.keys()
+
+
+def test_the_described_fields_of_generate_are_those_it_takes():
+    assert set(bodies.GenerateFields.__struct_fields__) == native_request.SUPPORTED
+
+
+NUMBERS = st.one_of(
+    st.integers(-(2**70), 2**70),
+    st.floats(allow_nan=False, allow_infinity=False),
+    *(
+        st.sampled_from([rule.low, rule.high]).flatmap(
+            lambda edge: st.sampled_from([edge, edge - 1, edge + 1, edge + 1e-9])
+        )
+        for rule in validation.NUMBERS.values()
+    ),
+)
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    NUMBERS,
+    st.sampled_from(["", "a", "x" * 1025]),
+    st.lists(st.one_of(st.sampled_from(["", "a"]), st.integers(-2, VOCAB - 1)), max_size=3),
+    st.sampled_from([["a"] * 32, ["a"] * 33, [1] * 256, [1] * 257, {}, {"a": 1}]),
+    st.dictionaries(st.sampled_from(["5", "a", "-1"]), st.integers(-101, 101), max_size=2),
+)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.sampled_from(sorted(validation.SAMPLING_NAMES | {*validation.UNSUPPORTED, "zz"})), ODD)
+def test_sampling_schemas_allow_what_is_accepted(name: str, value: Any):
+    schema = validator(sampling_params(LIMITS))
+    body = {name: value}
+    if name == "min_new_tokens":  # else it is also compared with the default of max_new_tokens
+        body["max_new_tokens"] = 2**31 - 1
+    if isinstance(value, float) and value.is_integer():
+        return  # JSON Schema holds 1.0 for an integer; a request must write 1
+    try:
+        parse_sampling_params(body, limits=LIMITS, defaults={})
+        accepted = True
+    except RequestError:
+        accepted = False
+    assert schema.is_valid(body) == accepted
+
+
+def test_null_is_allowed_once():
+    assert nullable({"type": "string"}) == {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    assert nullable(nullable({"type": "string"})) == nullable({"type": "string"})
+    assert nullable({}) == {}
+
+
+REQUESTS: list[tuple[str, dict[str, Any]]] = [
+    ("/generate", {"text": "hi"}),
+    ("/generate", {"text": ["hi", "ho"], "sampling_params": {"n": 2}}),
+    (
+        "/generate",
+        {
+            "input_ids": [1, 2],
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "top_logprobs_num": 2,
+            "return_text_in_logprobs": True,
+        },
+    ),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "n": 2}),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "hi"}],
+            "logprobs": True,
+            "top_logprobs": 2,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        },
+    ),
+    ("/v1/completions", {"prompt": ["hi", "ho"], "echo": True, "logprobs": 2}),
+    ("/v1/completions", {"prompt": "hi", "stream_options": {"include_usage": True}}),
+    ("/tokenize", {"prompt": "hi"}),
+    ("/tokenize", {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}),
+    ("/detokenize", {"tokens": [[104], [105]]}),
+    ("/abort_request", {"rid": "x"}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), REQUESTS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_and_answers_are_as_described(
+    live: Live, path: str, body: dict[str, Any], stream: bool
+):
+    operation = DOCUMENT["paths"][path]["post"]
+    content = operation["responses"]["200"].get("content", {})
+    if stream and "text/event-stream" not in content:
+        return
+    sent = {**body, "stream": True} if stream else {**body, "stream_options": None}
+    if path in ("/tokenize", "/detokenize", "/abort_request"):
+        sent = body
+    validator(operation["requestBody"]["content"][JSON]["schema"]).validate(sent)
+    response = live.post(path, sent)
+    assert response.status_code == 200, response.text
+    if stream:
+        schema = content["text/event-stream"]["schema"]["contentSchema"]
+        for event in events(response):
+            validator(schema).validate(event)
+    elif content:
+        validator(content[JSON]["schema"]).validate(response.json())
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/models", "/v1/models/default", "/model_info", "/server_info", "/v1/loads?include=all"],
+)
+def test_answers_without_a_body_are_as_described(live: Live, path: str):
+    operation = DOCUMENT["paths"][path.replace("default", "{name}").partition("?")[0]]["get"]
+    schema = operation["responses"]["200"]["content"][JSON]["schema"]
+    validator(schema).validate(live.http.get(path).json())
+
+
+def test_errors_are_as_described(live: Live):
+    schema = validator({"$ref": "#/components/schemas/ErrorBody"})
+    for response in (live.http.get("/nope"), live.generate(), live.http.get("/generate")):
+        assert response.status_code >= 400
+        schema.validate(response.json())
+
+
+def test_the_document_is_served(live: Live):
+    served = live.http.get("/openapi.json").json()
+    assert served["paths"].keys() == DOCUMENT["paths"].keys()
+    assert str(VOCAB) not in re.findall(r"\d+", str(served["components"]["schemas"]["ChatFields"]))
+
+
+class Links(HTMLParser):
+    """What a page would load, where it leads, and which elements are open at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.targets: set[str] = set()
+        self.ids: set[str] = set()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+        for name, value in attrs:
+            if name == "src" or (tag in ("link", "script", "iframe") and name == "href"):
+                self.loads.append(value or "")
+            elif name == "href" and (value or "").startswith("#"):
+                self.targets.add((value or "")[1:])
+            elif name == "id":
+                self.ids.add(value or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_needs_nothing_else(live: Live):
+    response = live.http.get("/docs")
+    assert response.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    page = Links()
+    page.feed(response.text)
+    assert page.loads == []
+    assert "url(" not in response.text
+    assert "@import" not in response.text
+    assert page.targets <= page.ids
+    assert page.open == []
+    for path in DOCUMENT["paths"]:
+        assert f"<code>{path}</code>" in response.text
