@@ -12,7 +12,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 
 .PHONY: help
 help:  ## List the commands
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12")'
@@ -44,6 +44,16 @@ test-slow: $(VENV)/.installed-dev  ## Run the long tests: fuzzing, big matrices,
 	cargo test --quiet --release --workspace --exclude bindings -- --include-ignored
 	$(BIN)/python -m pytest -m slow --timeout 3600
 
+.PHONY: test-schemathesis
+test-schemathesis: $(VENV)/.installed-dev $(VENV)-schemathesis/.installed  ## Fuzz the API by its OpenAPI document for 10 minutes
+	$(BIN)/python tests/schemathesis_run.py --schemathesis $(VENV)-schemathesis/bin/schemathesis
+
+# Apart, because its dependencies are many and pin ours.
+$(VENV)-schemathesis/.installed:
+	$(PYTHON) -m venv $(VENV)-schemathesis
+	$(VENV)-schemathesis/bin/python -m pip install --quiet 'schemathesis>=4.32,<5'
+	@touch $@
+
 .PHONY: lint
 lint: $(VENV)/.installed-dev  ## Check formatting, lints and types
 	cargo fmt --all --check
@@ -67,4 +77,4 @@ bench: $(VENV)/.installed-dev  ## Run the benchmarks that need no peer
 
 .PHONY: clean
 clean:  ## Remove build outputs and the virtual environment
-	rm -rf target $(VENV) python/_core*.so
+	rm -rf target $(VENV) $(VENV)-schemathesis python/_core*.so

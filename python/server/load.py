@@ -139,7 +139,7 @@ async def loads(request: Request) -> Response:
 
 
 def _blocks(names: str) -> set[str]:
-    wanted = {name.strip() for name in names.split(",")}
+    wanted = {name.strip() for name in names.split(",")} - {""}
     unknown = wanted.difference(BLOCKS)
     if unknown:
         raise RequestError(

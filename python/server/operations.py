@@ -153,7 +153,7 @@ async def flush_cache(request: Request) -> Response:
 
 def _timeout(value: str | None) -> float:
     try:
-        seconds = float(value or 0)
+        seconds = 0.0 if value is None else float(value)
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= 3600:

@@ -30,13 +30,15 @@ class Takes:
     `kind` is the type that validates it, or one that only describes it. `fields` gives the schemas
     of those of its fields that are typed `Any`, because code checks them. `unsupported` are further
     fields that may only be null or one of the values given; `bookkeeping` are fields without
-    effect. A `kind` that forbids unknown fields is closed; any other body may have more fields.
+    effect. One of the fields `one_of` must be given, if there are any. A `kind` that forbids
+    unknown fields is closed; any other body may have more fields.
     """
 
     kind: Any
     fields: Callable[[Limits], Mapping[str, Mapping[str, Any]]] = lambda _: {}
     unsupported: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     bookkeeping: frozenset[str] = frozenset()
+    one_of: tuple[str, ...] = ()
     media_type: str = JSON
     example: object = None
 

@@ -96,6 +96,8 @@ def _text(fields: Detokenize, server: Server) -> str | list[str]:
 
 
 def _convert(body: Any, kind: type[Fields]) -> Fields:
+    if isinstance(body, dict):  # null is the default, as everywhere
+        body = {name: value for name, value in body.items() if value is not None}
     try:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:

@@ -53,6 +53,7 @@ BAD_FIELDS = [
     (CHAT, {"stop": ["x", ""]}, "stop", "1 to 1024 characters"),
     (CHAT, {"stop": ["x"] * 500_000}, "stop", "at most 32 strings"),
     (CHAT, {"n": 100_000}, "n", "[1, 128]"),
+    (CHAT, {"top_logprobs": False}, "top_logprobs", "needs logprobs"),
     (CHAT, {"max_tokens": -1}, "max_tokens", "max_tokens must be"),
     (CHAT, {"max_completion_tokens": "9"}, "max_completion_tokens", "max_completion_tokens must"),
     (CHAT, {"min_tokens": 9, "max_tokens": 5}, "min_tokens", "[0, max_tokens(5)], got 9"),

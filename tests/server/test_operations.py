@@ -99,6 +99,9 @@ def test_tokenize_and_back(live: Live):
         assert live.post(path, {"tokens": [104, 105]}).json() == {"text": "hi"}
     assert live.post("/detokenize", {"tokens": [[97], [98]]}).json() == {"text": ["a", "b"]}
     assert live.post("/detokenize", {"tokens": []}).json() == {"text": ""}
+    nulls = dict.fromkeys(("messages", "add_special_tokens", "continue_final_message", "model"))
+    assert live.post("/tokenize", {"prompt": "hi", **nulls}).json()["count"] == 2
+    assert live.post("/detokenize", {"tokens": [104], "skip_special_tokens": None}).json()
 
 
 @pytest.mark.parametrize(
@@ -130,6 +133,7 @@ def test_flush_cache(fresh: Live, caplog: pytest.LogCaptureFixture):
         assert fresh.http.post("/flush_cache").status_code == 400
         assert fresh.http.post("/flush_cache?timeout=0.1").status_code == 400
         assert fresh.http.post("/flush_cache?timeout=x").status_code == 400
+        assert fresh.http.post("/flush_cache?timeout=").status_code == 400
     assert fresh.http.post("/flush_cache?timeout=2").status_code == 200
 
 

@@ -192,7 +192,7 @@ def render_chat(
 def _logprobs(fields: ChatFields) -> LogprobRequest | None:
     top = fields.top_logprobs
     if not fields.logprobs:
-        if top is not None and top != 0:
+        if top is not None and not (is_int(top) and top == 0):
             raise RequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
         return None
     if top is None:

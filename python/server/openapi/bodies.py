@@ -47,6 +47,7 @@ GENERATE: Final = Takes(
     fields=native_fields,
     unsupported=native_request.UNSUPPORTED,
     bookkeeping=native_request.BOOKKEEPING,
+    one_of=("text", "input_ids"),
     example={"text": "The capital of France is", "sampling_params": {"max_new_tokens": 8}},
 )
 CHAT: Final = Takes(
@@ -63,6 +64,11 @@ COMPLETION: Final = Takes(
     bookkeeping=openai_fields.BOOKKEEPING,
     example={"prompt": "The capital of France is", "max_tokens": 8},
 )
-TOKENIZE: Final = Takes(kind=Tokenize, fields=request_fields, example={"prompt": "Hello"})
+TOKENIZE: Final = Takes(
+    kind=Tokenize,
+    fields=request_fields,
+    one_of=("prompt", "messages"),
+    example={"prompt": "Hello"},
+)
 DETOKENIZE: Final = Takes(kind=Detokenize, fields=request_fields, example={"tokens": [1, 2]})
 ABORT: Final = Takes(kind=AbortFields, example={"rid": "my-request"})

@@ -94,6 +94,7 @@ def request_fields(limits: Limits) -> Mapping[str, Schema]:
     native = sampling_fields(limits)
     client_names = {openai_fields.NAMES.get(name, name): native[name] for name in native}
     rid = {"type": "string", "minLength": 1, "maxLength": limits.max_id_chars}
+    tops: Schema = {"type": "integer", "minimum": 0, "maximum": _TOP_LOGPROBS}
     text_rows = {"type": "array", "items": {"type": "string"}, "maxItems": limits.max_prompts}
     id_rows = {"type": "array", "items": token_ids(), "maxItems": limits.max_prompts}
     return {
@@ -104,8 +105,8 @@ def request_fields(limits: Limits) -> Mapping[str, Schema]:
         "rid": rid,
         "priority": _INTEGER,
         "messages": messages(),
-        "top_logprobs": {"type": "integer", "minimum": 0, "maximum": _TOP_LOGPROBS},
-        "logprobs": {"type": "integer", "minimum": 0, "maximum": _TOP_LOGPROBS},
+        "top_logprobs": tops,
+        "logprobs": {"anyOf": [{"const": False}, tops]},
         "prompt": {"anyOf": [{"type": "string"}, text_rows, token_ids(), id_rows]},
         "tokens": {"anyOf": [token_ids(), {"type": "array", "items": token_ids()}]},
     }

@@ -50,8 +50,13 @@ def _completed(schema: Schema, takes: Takes, fields: Mapping[str, Mapping[str, A
         properties[name] = only(neutral)
     for name in takes.bookkeeping:
         properties[name] = {"description": "Accepted, and without effect."}
+    given = [
+        {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
+        for name in takes.one_of
+    ]
     return {
         **schema,
+        **({"oneOf": given} if given else {}),
         "properties": dict(sorted(properties.items())),
         "additionalProperties": schema.get("additionalProperties", True),
     }
