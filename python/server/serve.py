@@ -129,8 +129,12 @@ class Signals:
         return None
 
 
-async def run(config: ServerConfig) -> None:
+async def run(config: ServerConfig, process: EngineProcess | None = None) -> None:
     """Serve until a signal asks to stop; nothing is left behind.
+
+    Args:
+        config: all settings.
+        process: the engine that is not yet started; None: one as the settings say.
 
     Raises:
         StartupError: the address cannot be had, or the TLS files cannot be used.
@@ -149,7 +153,7 @@ async def run(config: ServerConfig) -> None:
     gate, stop_http = Gate(), asyncio.Event()
     http = asyncio.create_task(listen(gate, listener, config.http, stop_http, tls))
     logs.SERVER.info("INFO:     Started server process [%d]", os.getpid())
-    process = EngineProcess(config.engine)
+    process = process or EngineProcess(config.engine)
     client = Client(process)
     signals = Signals(process)
     server: Server | None = None
