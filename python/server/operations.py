@@ -141,10 +141,9 @@ async def flush_cache(request: Request) -> Response:
     deadline = time.monotonic() + _timeout(request.query_params.get("timeout"))
     while not (await server.client.control("flush_cache")).get("flushed"):
         if time.monotonic() >= deadline:
-            return PlainTextResponse(
+            raise RequestError(
                 "Cache not flushed: requests are running or waiting. Try later, or with ?timeout=S "
-                "to wait for idleness.\n",
-                400,
+                "to wait for idleness."
             )
         await asyncio.sleep(_FLUSH_POLL_S)
     logs.SERVER.info("Cache flushed successfully!")

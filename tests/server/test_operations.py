@@ -130,7 +130,9 @@ def test_flush_cache(fresh: Live, caplog: pytest.LogCaptureFixture):
     assert fresh.http.post("/flush_cache").text == "Cache flushed.\n"
     fresh.engine.hold = True
     with fresh.http.stream("POST", "/generate", json={"text": "x", "stream": True}):
-        assert fresh.http.post("/flush_cache").status_code == 400
+        busy = fresh.http.post("/flush_cache")
+        assert busy.status_code == 400
+        assert "requests are running or waiting" in busy.json()["error"]["message"]
         assert fresh.http.post("/flush_cache?timeout=0.1").status_code == 400
         assert fresh.http.post("/flush_cache?timeout=x").status_code == 400
         assert fresh.http.post("/flush_cache?timeout=").status_code == 400

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from tests.checkpoints import TinyCheckpoint
 from tests.server.process import KEY, READY, Process
@@ -60,6 +61,8 @@ def test_a_server_from_start_to_end(server: Process):
     assert joined == whole["choices"][0]["message"]["content"]
     info = server.http.get("/server_info")
     assert KEY not in info.text + text
+    for process in (psutil.Process(server.process.pid), *server.children):
+        assert KEY not in " ".join(process.cmdline())
     assert info.json()["context_len"] == 512
     server.process.send_signal(signal.SIGTERM)
     assert server.end() == 0
