@@ -9,7 +9,7 @@ import orjson
 from trunkline.server.answer import Job
 from trunkline.server.batches.lines import Line, line_id
 from trunkline.server.batches.results import Answer
-from trunkline.server.errors import Failure, describe, error_body
+from trunkline.server.errors import ErrorBody, Failure, describe, error_body
 
 # Outcome of a batch -> code and message for the lines that were not run.
 UNANSWERED: Final = {
@@ -62,7 +62,7 @@ def unanswered(batch_id: str, line: Line, outcome: str) -> Answer:
     return Answer(batch_id, line.number, True, text)
 
 
-def _failed(batch_id: str, line: Line, status: int, body: dict[str, object]) -> Answer:
+def _failed(batch_id: str, line: Line, status: int, body: ErrorBody) -> Answer:
     request_id = line_id(batch_id, line.number)
     response = {"status_code": status, "request_id": request_id, "body": body}
     text = _entry(batch_id, line.number, line.custom_id, response, None)
