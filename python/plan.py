@@ -71,6 +71,7 @@ TEMPERATURE, TOP_P, MIN_P, FREQUENCY_PENALTY, PRESENCE_PENALTY, REPETITION_PENAL
 TOP_K, PROMPT_LEN, MIN_NEW_TOKENS, ADAPTER, OPEN_FLAGS = range(5)
 # Bits of `opened_int[:, OPEN_FLAGS]`.
 FLAG_GRAMMAR: Final = 1
+FLAG_PROCESSED: Final = 2
 # Values of `row_token_source`.
 SOURCE_HOST, SOURCE_LAST_SAMPLED = range(2)
 # Bits of `logit_flags`.

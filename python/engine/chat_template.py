@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jinja2
+import jinja2.meta
 from jinja2 import nodes
 
 from trunkline.engine.checkpoint import CheckpointError
@@ -109,6 +110,10 @@ class ChatTemplate:
         """Whether the default template takes contents as text or loops over their parts."""
         return self._select(has_tools=False).content_style
 
+    def reads(self, variable: str) -> bool:
+        """Whether a template looks at `variable`, so that passing it can have an effect."""
+        return any(variable in template.variables for template in self._templates.values())
+
     def render(
         self,
         messages: Sequence[Message],
@@ -188,6 +193,7 @@ class _Compiled:
         self._strings = {
             node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)
         }
+        self.variables = jinja2.meta.find_undeclared_variables(tree)
         self.content_style = _content_style(tree)
         self._accepts_strings = self.content_style == "text" or any(
             test.name == "string" for test in tree.find_all(nodes.Test)

@@ -90,6 +90,12 @@ class SchedulerOptions:
     waiting_timeout_s: float | None = setting(
         None, "longest time in the queue; beyond it: 503", minimum=0.001
     )
+    logprobs_mode: str = setting(
+        "model",
+        "log-probs of outputs: the model's own, or processed: after penalties, bias, masks and "
+        "temperature",
+        choices=("model", "processed"),
+    )
     stream_interval: int = setting(1, "tokens per streamed chunk", minimum=1)
     random_seed: int | None = setting(None, "mixed into the seeds of requests that bring none")
     watchdog_timeout: float = setting(

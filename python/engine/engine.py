@@ -81,6 +81,7 @@ class Engine:
         checkpoint = open_checkpoint(config.model)
         launched = launch.build(config, checkpoint, logger)
         facts = launched.facts
+        self._logger = logger
         self._host = EngineHost(launched)
         self._finalizer = weakref.finalize(self, self._host.close)
         self._tokenizer = checkpoint.tokenizer
@@ -235,7 +236,10 @@ class Engine:
         if unknown:
             raise TypeError(f"unknown request fields: {', '.join(sorted(unknown))}")
         body = {"text": prompt, "sampling_params": sampling_params, "stream": stream, **fields}
-        return parse_generate(body, context)
+        job = parse_generate(body, context)
+        if job.ignored:
+            self._logger.warning("without effect in this request: %s", ", ".join(job.ignored))
+        return job
 
     def _parse_chat(
         self,

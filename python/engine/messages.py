@@ -38,17 +38,21 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True)
     no_stop_trim: bool = False
     seed: int = 0  # 0 <= seed < 2**64
     logit_bias: list[tuple[int, float]] = []
+    stop_regex: list[str] = []
 
 
 class LogprobRequest(msgspec.Struct, array_like=True, frozen=True):
     """Which log-probs a request wants.
 
-    `prompt_start` is the first prompt position that is scored; None scores output only.
+    `prompt_start` is the first prompt position that is scored; None scores output only. With
+    `processed` the outputs' are those of the distribution that they were drawn from (after
+    penalties, bias, masks and temperature, before top-k, top-p and min-p), not the model's own.
     """
 
     prompt_start: int | None = None
     top_n: int = 0
     ids: list[int] = []
+    processed: bool = False
 
 
 class Resume(msgspec.Struct, array_like=True, frozen=True):
@@ -154,7 +158,8 @@ class Delta(msgspec.Struct, array_like=True, frozen=True, tag=4):
 class Finished(msgspec.Struct, array_like=True, frozen=True, tag=5):
     """The last delta of a sample and how it ended.
 
-    `reason` is stop, length, abort or error; `matched` the token id or string that stopped it;
+    `reason` is stop, length, abort or error; `matched` the token id, stop string or stop pattern
+    that stopped it;
     `status` the HTTP status that fits an abort or error (0 when the client aborted).
     `completion_tokens` counts the stop token.
     """

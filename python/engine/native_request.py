@@ -94,7 +94,8 @@ class RequestContext:
     """What turning a body into requests depends on, apart from the body.
 
     `defaults` are sampling parameters by native name under what the client sends; `stream_interval`
-    is the number of tokens between streamed updates when the client does not say.
+    is the number of tokens between streamed updates when the client does not say;
+    `processed_logprobs` are those of `LogprobRequest.processed`.
     """
 
     tokenizer: TextEncoder
@@ -103,6 +104,7 @@ class RequestContext:
     random_seed: int = 0
     stream_interval: int = 1
     priority_scheduling: bool = False
+    processed_logprobs: bool = False
 
     @classmethod
     def of(
@@ -120,6 +122,7 @@ class RequestContext:
             random_seed=scheduler.random_seed or 0,
             stream_interval=scheduler.stream_interval,
             priority_scheduling=scheduler.schedule_policy == "priority",
+            processed_logprobs=scheduler.logprobs_mode == "processed",
         )
 
 
@@ -184,7 +187,9 @@ def parse_generate(
         )
     ]
     priority = parse_priority(body.get("priority"), context)
-    logprobs = rows.logprobs(prompts, context.limits)
+    logprobs = rows.logprobs(prompts, context)
+    num_samples = sum(one.n for one in parsed) if len(parsed) > 1 else parsed[0].n * len(prompts)
+    check_samples(num_samples, context.limits)
     requests = []
     for row, prompt_ids in enumerate(prompts):
         options = RequestOptions(
@@ -247,6 +252,18 @@ def check_prompt(prompt_ids: Sequence[int], name: str, limits: Limits) -> None:
             f"of {limits.context_length} tokens allows (one token is kept for the answer).",
             name,
             code="context_length_exceeded",
+        )
+
+
+def check_samples(count: int, limits: Limits) -> None:
+    """Check how many samples one body asks for in all.
+
+    Raises:
+        RequestError: too many; the message has both numbers.
+    """
+    if count > limits.max_prompts:
+        raise RequestError(
+            f"prompts times n are {count} samples, the limit is {limits.max_prompts} in all.", "n"
         )
 
 
@@ -405,9 +422,10 @@ class _Rows:
         return [default if one is None else one for one in values]
 
     def logprobs(
-        self, prompts: Sequence[Sequence[int]], limits: Limits
+        self, prompts: Sequence[Sequence[int]], context: RequestContext
     ) -> list[LogprobRequest | None]:
         """The log-probs that each row wants, None for none."""
+        limits = context.limits
         wanted = self.of("return_logprob", bool, False)
         starts = self.of("logprob_start_len", int, -1)
         tops = self.of("top_logprobs_num", int, 0)
@@ -427,7 +445,9 @@ class _Rows:
                     "top_logprobs_num",
                 )
             prompt_start = start if 0 <= start < len(prompt) else None
-            request = LogprobRequest(prompt_start=prompt_start, top_n=top_n, ids=scored[row])
+            request = LogprobRequest(
+                prompt_start, top_n, scored[row], processed=context.processed_logprobs
+            )
             requests.append(request if wanted[row] else None)
         return requests
 

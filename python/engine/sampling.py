@@ -16,6 +16,7 @@ import numpy.typing as npt
 from trunkline.kernels import SampleInputs
 from trunkline.plan import (
     FLAG_GRAMMAR,
+    FLAG_PROCESSED,
     FREQUENCY_PENALTY,
     MIN_NEW_TOKENS,
     MIN_P,
@@ -133,6 +134,9 @@ class SamplingState:
             bias_values=sparse.bias.values(),
             masks=masks[mask_rows] if masks is not None and mask_rows.size else None,
             mask_rows=mask_rows,
+            processed_rows=np.array(
+                [r for r, s in enumerate(states) if s.ints[OPEN_FLAGS] & FLAG_PROCESSED], np.int32
+            ),
             logprob_rows=np.flatnonzero(plan.sample_flags & SAMPLE_LOGPROB).astype(np.int32),
             top_n=plan.logit_top_n,
             score_offsets=plan.score_offsets,

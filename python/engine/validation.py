@@ -56,6 +56,9 @@ class Limits:
     max_prompts: int = 2048
     max_stop_strings: int = 32
     max_stop_chars: int = 1024
+    max_stop_patterns: int = 32
+    max_pattern_chars: int = 256
+    max_patterns_chars: int = 1024  # of all patterns together: compiling them takes time
     max_stop_token_ids: int = 256
     max_logit_bias: int = 1024
     max_top_logprobs: int = 128
@@ -170,7 +173,6 @@ NUMBERS: Final = {
 FLAGS: Final = ("ignore_eos", "skip_special_tokens", "no_stop_trim")
 # Known elsewhere, not served here: only null, or a value that changes nothing.
 UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
-    "stop_regex": ([],),
     "json_schema": (),
     "regex": (),
     "ebnf": (),
@@ -228,23 +230,21 @@ class _Reader:
                     raise RequestError(f"{name} must be true or false, got {shown(value)}.", name)
                 self.values[native] = value
 
-    def stop(self) -> list[str]:
-        value = self.raw.get("stop")
-        name = self.name("stop")
+    def strings(self, native: str, most: int, longest: int) -> list[str]:
+        """A string or a list of at most `most`, each of 1 to `longest` characters."""
+        value = self.raw.get(native)
+        name = self.name(native)
         strings = [] if value is None else [value] if isinstance(value, str) else value
         if not isinstance(strings, list) or not all(isinstance(item, str) for item in strings):
             raise RequestError(f"{name} must be a string or a list of strings.", name)
-        if len(strings) > self.limits.max_stop_strings:
+        if len(strings) > most:
             raise RequestError(
-                f"{name} must have at most {self.limits.max_stop_strings} strings, "
-                f"got {len(strings)}.",
-                name,
+                f"{name} must have at most {most} strings, got {len(strings)}.", name
             )
         for item in strings:
-            if not 1 <= len(item) <= self.limits.max_stop_chars:
+            if not 1 <= len(item) <= longest:
                 raise RequestError(
-                    f"{name} strings must have 1 to {self.limits.max_stop_chars} characters, "
-                    f"got one of {len(item)}.",
+                    f"{name} strings must have 1 to {longest} characters, got one of {len(item)}.",
                     name,
                 )
         return list(strings)
@@ -307,7 +307,15 @@ class _Reader:
         return int(value)
 
 
-_OTHERS: Final = ("stop", "stop_token_ids", "logit_bias", "sampling_seed", "seed", "n")
+_OTHERS: Final = (
+    "stop",
+    "stop_regex",
+    "stop_token_ids",
+    "logit_bias",
+    "sampling_seed",
+    "seed",
+    "n",
+)
 SAMPLING_NAMES: Final = frozenset((*NUMBERS, *FLAGS, *_OTHERS))
 
 
@@ -394,18 +402,26 @@ def parse_sampling_params(
 
 
 def _assemble(reader: _Reader) -> tuple[SamplingParams, int | None]:
-    values = reader.values
+    values, limits = reader.values, reader.limits
     interval = values.pop("stream_interval", None)
     if values.get("top_k") == -1:
         values["top_k"] = 0
     if values.get("temperature", 1.0) < GREEDY_TEMPERATURE:
         values["temperature"] = 0.0
     sampling = SamplingParams(
-        stop=reader.stop(),
+        stop=reader.strings("stop", limits.max_stop_strings, limits.max_stop_chars),
+        stop_regex=reader.strings("stop_regex", limits.max_stop_patterns, limits.max_pattern_chars),
         stop_token_ids=reader.stop_token_ids(),
         logit_bias=reader.logit_bias(),
         **values,
     )
+    pattern_chars = sum(len(pattern) for pattern in sampling.stop_regex)
+    if pattern_chars > limits.max_patterns_chars:
+        raise RequestError(
+            f"stop_regex must have at most {limits.max_patterns_chars} characters in all, "
+            f"got {pattern_chars}.",
+            "stop_regex",
+        )
     longest = sampling.max_new_tokens
     if longest is not None and sampling.min_new_tokens > longest:
         name = reader.name("min_new_tokens")

@@ -165,6 +165,9 @@ class SampleInputs:
     masks: IntArray | None = None  # [masked samples, ceil(V / 32)]; bit i % 32 of word i / 32
     mask_rows: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
 
+    # Samples whose log-probs are those of the adjusted logits divided by the temperature, before
+    # anything is cut; no other sample shares their logit position.
+    processed_rows: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
     logprob_rows: IntArray  # samples whose token's log-prob is wanted
     top_n: IntArray  # [L]
     score_offsets: IntArray  # [L + 1]
@@ -173,7 +176,10 @@ class SampleInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOutputs:
-    """Numbers are finite whatever the logits were; those of failed entries mean nothing."""
+    """Those of failed entries mean nothing, and are no NaN.
+
+    A log-prob is -inf only for an id that a processed sample cannot draw.
+    """
 
     token_ids: IntArray  # [S]
     logit_finite: npt.NDArray[np.bool_]  # [L] all raw logits there are finite

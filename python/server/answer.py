@@ -98,6 +98,7 @@ async def whole_answer(server: Server, prepared: Prepared) -> object:
     Raises:
         Failure: the engine refused or lost it, or a sample ended in an error.
     """
+    server.note_ignored(prepared.job.ignored)
     streams = [server.client.submit(request) for request in prepared.job.requests]
     try:
         await _all(stream.finished() for stream in streams)

@@ -71,6 +71,9 @@ class ApiOptions:
     preferred_sampling_params: str = setting(
         "{}", "JSON object of sampling parameters (native names) for what requests leave out"
     )
+    strict_fields: bool = setting(
+        False, "unknown or ineffective fields of a body are a 400, not named as ignored"
+    )
     incremental_streaming_output: bool = setting(
         False, "/generate streams what is new in each chunk, not all so far"
     )

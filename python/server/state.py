@@ -59,9 +59,13 @@ class ChatTemplate(Protocol):
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        documents: list[dict[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
         """The prompt of a chat."""
+
+    def reads(self, variable: str) -> bool:
+        """Whether the template looks at a variable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +135,17 @@ class Server:
                 self.idle.set()
 
     def note_ignored(self, names: Sequence[str]) -> None:
-        """Log each unknown body field the first time that a client sends it."""
+        """Log each body field without effect the first time that a client sends it.
+
+        Raises:
+            RequestError: there is one, and the server is strict.
+        """
+        if names and self.config.api.strict_fields:
+            raise RequestError(
+                f"{names[0][:80]} is unknown, or has no effect in this request: leave it out, or "
+                "start the server without --strict-fields.",
+                names[0][:80],
+            )
         for name in names:
             if name not in self.named_fields and len(self.named_fields) < _MAX_NAMED_FIELDS:
                 self.named_fields.add(name)

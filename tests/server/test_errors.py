@@ -94,10 +94,10 @@ BAD_FIELDS = [
     (COMPLETION, {"prompt": 5}, "prompt", "must be a string, a list"),
     (COMPLETION, {"prompt": None}, "prompt", "must be a string, a list"),
     (COMPLETION, {"prompt": ["a"] * 3000}, "prompt", "at most 2048 rows"),
-    (COMPLETION, {"prompt": ["a"] * 100, "n": 100}, "prompt", "in all"),
+    (COMPLETION, {"prompt": ["a"] * 100, "n": 100}, "n", "in all"),
     (COMPLETION, {"max_tokens": -1}, "max_tokens", "max_tokens must be"),
     (COMPLETION, {"suffix": "x"}, "suffix", "not supported"),
-    (COMPLETION, {"best_of": 3}, "best_of", "not supported"),
+    (COMPLETION, {"best_of": 3}, "best_of", "must be equal to n (1)"),
     (COMPLETION, {"logprobs": 50}, "logprobs", "[0, 20]"),
 ]
 

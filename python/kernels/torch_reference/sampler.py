@@ -35,7 +35,7 @@ def sample(logits: torch.Tensor, inputs: SampleInputs) -> SampleOutputs:
     finite = _finite_rows(logits)
     clean = torch.where(finite[:, None], logits, 0.0) if not bool(finite.all()) else logits
     token_ids, possible = _draw(clean, inputs)
-    probs = LogProbs(clean, inputs, token_ids)
+    probs = LogProbs(_processed(clean, inputs), inputs, token_ids)
     return SampleOutputs(
         token_ids=token_ids,
         logit_finite=finite.cpu().numpy(),
@@ -98,6 +98,24 @@ def adjust_logits(rows: torch.Tensor, inputs: SampleInputs) -> None:
     if inputs.bias_rows.size:
         at = (_index(inputs.bias_rows, device), _index(inputs.bias_ids, device))
         rows.index_put_(at, _float(inputs.bias_values, device), accumulate=True)
+
+
+def _processed(logits: torch.Tensor, inputs: SampleInputs) -> torch.Tensor:
+    """Logits whose softmax is what log-probs are of: `logits`, except for processed samples."""
+    which = inputs.processed_rows
+    if which.size == 0:
+        return logits
+    device = logits.device
+    rows = logits.index_select(0, _index(inputs.logit_index, device))
+    adjust_logits(rows, inputs)
+    temperature = np.where(inputs.temperature >= MIN_TEMPERATURE, inputs.temperature, 1.0)
+    best = rows.amax(-1, keepdim=True)
+    scaled = (rows - best) / _float(temperature, device)[:, None]
+    which = which[torch.isfinite(best[:, 0]).cpu().numpy()[which]]  # others have no tokens left
+    processed = logits.clone()
+    at = _index(inputs.logit_index[which], device)
+    processed[at] = scaled.index_select(0, _index(which, device))
+    return processed
 
 
 def _apply_masks(rows: torch.Tensor, masks: IntArray, at: torch.Tensor) -> None:

@@ -6,19 +6,21 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from trunkline.engine.chat_template import RESERVED_VARIABLES
 from trunkline.engine.messages import LogprobRequest
 from trunkline.engine.native_request import (
+    RequestContext,
     RequestOptions,
     check_length,
     check_prompt,
     make_request,
     parse_rid,
 )
-from trunkline.engine.validation import RequestError, is_int, shown
+from trunkline.engine.validation import RequestError, is_int, parse_token_ids, shown
 from trunkline.server.answer import Generation, Job, Prepared, request_id
 from trunkline.server.http import read_json
 from trunkline.server.openai.chat_reply import ChatOptions, ChatReply
@@ -27,6 +29,8 @@ from trunkline.server.openai.fields import (
     parse_fields,
     parse_sampling,
     parse_scheduling,
+    service_tier,
+    wanted_ids,
     wants_usage,
 )
 from trunkline.server.openai.messages import check_messages
@@ -51,18 +55,26 @@ UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "task": (),
     "images_config": ({},),
     "mm_processor_kwargs": ({},),
-    "input_ids": (),
-    "documents": ([],),
     "chat_template": (),
-    "best_of": (1,),
+    "chat_template_content_format": ("auto",),
+    "echo": (False,),
+    "add_special_tokens": (False,),
 }
+
+
+# What says how messages become a prompt.
+_RENDERING: Final = (
+    "messages documents chat_template_kwargs reasoning_effort continue_final_message "
+    "add_generation_prompt"
+).split()
 
 
 class ChatFields(CommonFields, kw_only=True):
     """The body of a chat completion."""
 
-    messages: list[dict[str, Any]]
-    max_completion_tokens: Any = None
+    messages: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    input_ids: Any = None
+    documents: list[dict[str, Any]] | None = None
     logprobs: bool | None = None
     top_logprobs: Any = None
     reasoning_effort: str | None = None
@@ -91,8 +103,7 @@ def prepare_chat(body: Any, server: Server, rid: str) -> Prepared:
     model = server.check_model(fields.model)
     if fields.rid is not None:
         rid = parse_rid(fields.rid, context.limits)
-    limit_name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
-    sampling = parse_sampling(fields, context, (limit_name, getattr(fields, limit_name)))
+    sampling = parse_sampling(fields, context)
     include_usage, continuous = wants_usage(
         fields, server.config.api.stream_response_default_include_usage
     )
@@ -102,7 +113,7 @@ def prepare_chat(body: Any, server: Server, rid: str) -> Prepared:
         stream=bool(fields.stream),
         priority=priority,
         namespace=namespace,
-        logprobs=_logprobs(fields),
+        logprobs=_logprobs(fields, context),
         received_ts=received_ts,
     )
     request = make_request(context, rid, prompt_ids, sampling, options)
@@ -112,23 +123,38 @@ def prepare_chat(body: Any, server: Server, rid: str) -> Prepared:
         created=int(received_ts),
         include_usage=include_usage,
         continuous_usage=continuous,
+        token_ids=wanted_ids(fields),
+        extra=service_tier(fields),
     )
+    ignored += _without_effect(fields, server)
     job = Job(rid=rid, requests=[request], stream=options.stream, ignored=ignored)
     return Prepared(job, ChatReply(server, reply))
 
 
 def _prompt_ids(fields: ChatFields, server: Server) -> list[int]:
+    limits = server.openai.limits
+    if fields.input_ids is not None:
+        ids = parse_token_ids(fields.input_ids, "input_ids", limits, most=2**31)
+        check_prompt(ids, "input_ids", limits)
+        return ids
     continues = bool(fields.continue_final_message)
     generates = fields.add_generation_prompt
     variables = dict(fields.chat_template_kwargs or {})
     if fields.reasoning_effort is not None:
         variables["reasoning_effort"] = fields.reasoning_effort
+    if fields.documents and not server.chat_template.reads("documents"):
+        raise RequestError(
+            "documents are not supported by this model: its chat template does not read them; put "
+            "them into a message.",
+            "documents",
+        )
     return chat_prompt_ids(
         server,
         fields.messages,
         add_generation_prompt=not continues if generates is None else generates,
         continue_final_message=continues,
         variables=variables,
+        documents=fields.documents,
     )
 
 
@@ -139,23 +165,38 @@ def chat_prompt_ids(
     add_generation_prompt: bool,
     continue_final_message: bool,
     variables: Mapping[str, Any],
+    documents: list[dict[str, Any]] | None = None,
 ) -> list[int]:
     """The token ids of a chat's prompt.
 
     Raises:
         RequestError: a message is malformed, the template refuses the chat, or it is too long.
     """
+    limits = server.openai.limits
     text = render_chat(
         server,
         messages,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
         variables=variables,
+        documents=documents,
     )
-    check_length(text, "messages", server.tokenizer, server.openai.limits)
+    check_length(text, "messages", server.tokenizer, limits)
     [prompt_ids] = server.tokenizer.encode_batch([text], add_special_tokens=False)
-    check_prompt(prompt_ids, "messages", server.openai.limits)
+    check_prompt(prompt_ids, "messages", limits)
     return prompt_ids
+
+
+def _without_effect(fields: ChatFields, server: Server) -> list[str]:
+    """Fields that this model, or this body, leaves without an effect."""
+    if fields.input_ids is not None:
+        return [name for name in _RENDERING if getattr(fields, name)]
+    reads = server.chat_template.reads
+    names = [f"chat_template_kwargs.{name}" for name in fields.chat_template_kwargs or {}]
+    unread = [name for name in names if not reads(name.partition(".")[2])]
+    if fields.reasoning_effort is not None and not reads("reasoning_effort"):
+        unread.append("reasoning_effort")
+    return unread
 
 
 def render_chat(
@@ -165,6 +206,7 @@ def render_chat(
     add_generation_prompt: bool,
     continue_final_message: bool,
     variables: Mapping[str, Any],
+    documents: list[dict[str, Any]] | None = None,
 ) -> str:
     """The prompt of a chat, to be encoded without special tokens.
 
@@ -183,13 +225,14 @@ def render_chat(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            documents=documents,
             **variables,
         )
     except ValueError as error:
         raise RequestError(str(error), "messages") from error
 
 
-def _logprobs(fields: ChatFields) -> LogprobRequest | None:
+def _logprobs(fields: ChatFields, context: RequestContext) -> LogprobRequest | None:
     top = fields.top_logprobs
     if not fields.logprobs:
         if top is not None and not (is_int(top) and top == 0):
@@ -202,4 +245,4 @@ def _logprobs(fields: ChatFields) -> LogprobRequest | None:
             f"top_logprobs must be an integer in [0, {MAX_TOP_LOGPROBS}], got {shown(top)}.",
             "top_logprobs",
         )
-    return LogprobRequest(top_n=top)
+    return LogprobRequest(top_n=top, processed=context.processed_logprobs)

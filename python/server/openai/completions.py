@@ -14,6 +14,7 @@ from trunkline.engine.native_request import (
     RequestContext,
     RequestOptions,
     check_prompt,
+    check_samples,
     make_request,
     parse_rid,
     tokenise,
@@ -27,6 +28,8 @@ from trunkline.server.openai.fields import (
     parse_fields,
     parse_sampling,
     parse_scheduling,
+    service_tier,
+    wanted_ids,
     wants_usage,
 )
 from trunkline.server.state import Server, offload, server_of
@@ -35,7 +38,7 @@ DEFAULT_MAX_TOKENS: Final = 16
 MAX_LOGPROBS: Final = 20
 UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "suffix": ("",),
-    "best_of": (1,),
+    "add_special_tokens": (True,),
     "json_schema": (),
     "response_format": ({"type": "text"},),
     "prompt_embeds": (),
@@ -70,9 +73,7 @@ def prepare_completion(body: Any, server: Server, rid: str) -> Prepared:
     model = server.check_model(fields.model)
     if fields.rid is not None:
         rid = parse_rid(fields.rid, context.limits)
-    sampling = parse_sampling(
-        fields, context, ("max_tokens", fields.max_tokens), fallback=DEFAULT_MAX_TOKENS
-    )
+    sampling = parse_sampling(fields, context, fallback=DEFAULT_MAX_TOKENS)
     include_usage, continuous = wants_usage(
         fields, server.config.api.stream_response_default_include_usage
     )
@@ -82,16 +83,11 @@ def prepare_completion(body: Any, server: Server, rid: str) -> Prepared:
         stream=bool(fields.stream),
         priority=priority,
         namespace=namespace,
-        logprobs=_logprobs(fields.logprobs, echo),
+        logprobs=_logprobs(fields.logprobs, echo, context),
         received_ts=received_ts,
     )
     prompts, texts = _prompts(fields.prompt, context)
-    if len(prompts) * sampling.n > context.limits.max_prompts:
-        raise RequestError(
-            f"prompt has {len(prompts)} rows of n={sampling.n} samples, the limit is "
-            f"{context.limits.max_prompts} in all.",
-            "prompt",
-        )
+    check_samples(len(prompts) * sampling.n, context.limits)
     rids = [rid] if len(prompts) == 1 else [f"{rid}_{row}" for row in range(len(prompts))]
     requests = [
         make_request(context, row_id, prompt, sampling, options)
@@ -106,6 +102,8 @@ def prepare_completion(body: Any, server: Server, rid: str) -> Prepared:
         include_usage=include_usage,
         continuous_usage=continuous,
         echoed=texts if echo else None,
+        token_ids=wanted_ids(fields),
+        extra=service_tier(fields),
     )
     job = Job(rid=rid, requests=requests, stream=options.stream, ignored=ignored)
     return Prepared(job, CompletionReply(server, reply))
@@ -150,11 +148,13 @@ def _check_rows(count: int, context: RequestContext) -> None:
         )
 
 
-def _logprobs(value: Any, echo: bool) -> LogprobRequest | None:
+def _logprobs(value: Any, echo: bool, context: RequestContext) -> LogprobRequest | None:
     if value is None or value is False:
         return None
     if not is_int(value) or not 0 <= value <= MAX_LOGPROBS:
         raise RequestError(
             f"logprobs must be an integer in [0, {MAX_LOGPROBS}], got {shown(value)}.", "logprobs"
         )
-    return LogprobRequest(prompt_start=0 if echo else None, top_n=value)
+    return LogprobRequest(
+        prompt_start=0 if echo else None, top_n=value, processed=context.processed_logprobs
+    )

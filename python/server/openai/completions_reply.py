@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from trunkline.engine.client import Sample, Stream, Update
 from trunkline.engine.messages import Logprobs
@@ -14,7 +14,10 @@ from trunkline.server.state import Server
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionOptions:
-    """What a response repeats; `echoed` are the prompts' texts if they go before the answers."""
+    """What a response repeats, and what it holds besides text; `extra` are keys of its own.
+
+    `echoed` are the prompts' texts if they go before the answers.
+    """
 
     id: str
     model: str
@@ -22,6 +25,8 @@ class CompletionOptions:
     include_usage: bool
     continuous_usage: bool
     echoed: list[str] | None
+    token_ids: rows.TokenIds = field(default_factory=rows.TokenIds)
+    extra: Mapping[str, object] = field(default_factory=dict)
 
 
 class CompletionReply:
@@ -31,7 +36,9 @@ class CompletionReply:
         self._texts = server.token_texts
         self._weight_version = server.config.engine.model.weight_version
         self._options = options
+        self._fingerprint = rows.fingerprint(server.client.status.facts)
         self._offsets: dict[int, int] = {}
+        self._begun: set[int] = set()
 
     def whole(self, streams: Sequence[Stream]) -> object:
         choices = []
@@ -43,7 +50,10 @@ class CompletionReply:
                 prompt_part = self._prompt_logprobs(stream, sample, index)
                 output_part = self._logprobs(index, sample.output_ids, sample.output_logprobs)
                 choice["logprobs"] = _joined(prompt_part, output_part)
-                choices.append(choice)
+                ids = self._options.token_ids
+                choices.append(
+                    choice | self._once(index, stream) | ids.of_output(sample.output_ids)
+                )
         return {
             **self._head(),
             "choices": choices,
@@ -55,9 +65,9 @@ class CompletionReply:
         if self._options.echoed is None or any(s.request.logprobs is not None for s in streams):
             return []  # with log-probs the prompt goes out with its own
         return [
-            self._chunk(_choice(prompt * stream.request.n + sample.index, self._echo(prompt)))
+            self._chunk(_choice(index, self._echo(prompt)) | self._once(index, stream))
             for prompt, stream in enumerate(streams)
-            for sample in stream.samples
+            for index in self._indices(prompt, stream)
         ]
 
     def events(self, prompt: int, stream: Stream, updates: Iterable[Update]) -> list[object]:
@@ -67,12 +77,13 @@ class CompletionReply:
             index = prompt * stream.request.n + sample.index
             if index not in self._offsets and (update.token_ids or update.finished):
                 chunks += self._prompt_chunk(prompt, stream, sample, index)
-            if update.text or update.logprobs is not None:
-                choice = _choice(index, update.text)
+            ids = self._options.token_ids.of_output(update.token_ids)
+            if update.text or update.logprobs is not None or (ids and update.token_ids):
+                choice = _choice(index, update.text) | self._once(index, stream) | ids
                 choice["logprobs"] = self._logprobs(index, update.token_ids, update.logprobs)
                 chunks.append(self._with_usage(self._chunk(choice), stream))
             if update.finished:
-                choice = _choice(index, "") | rows.finish(sample)
+                choice = _choice(index, "") | self._once(index, stream) | rows.finish(sample)
                 chunks.append(self._with_usage(self._chunk(choice), stream))
         return chunks
 
@@ -84,7 +95,20 @@ class CompletionReply:
         choice["logprobs"] = self._prompt_logprobs(stream, sample, index)
         if self._options.echoed is None or stream.request.logprobs is None:
             return []
+        choice |= self._once(index, stream)
         return [self._with_usage(self._chunk(choice), stream)]
+
+    def _once(self, index: int, stream: Stream) -> dict[str, object]:
+        """What only the first chunk of a choice has."""
+        if index in self._begun:
+            return {}
+        self._begun.add(index)
+        return self._options.token_ids.of_prompt(stream)
+
+    @staticmethod
+    def _indices(prompt: int, stream: Stream) -> range:
+        samples = stream.request.n
+        return range(prompt * samples, (prompt + 1) * samples)
 
     def closing(self, streams: Sequence[Stream]) -> list[object]:
         if not self._options.include_usage:
@@ -119,6 +143,8 @@ class CompletionReply:
             "object": "text_completion",
             "created": options.created,
             "model": options.model,
+            "system_fingerprint": self._fingerprint,
+            **options.extra,
         }
 
     def _chunk(self, choice: dict[str, object]) -> dict[str, object]:

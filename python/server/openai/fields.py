@@ -15,16 +15,18 @@ from trunkline.engine.native_request import RequestContext, parse_namespace, par
 from trunkline.engine.validation import (
     ParsedSampling,
     RequestError,
+    is_int,
     parse_sampling_params,
     refuse_unsupported,
     shown,
 )
+from trunkline.server.openai.rows import TokenIds
 
 Body = TypeVar("Body", bound="CommonFields")
 
 BOOKKEEPING: Final = frozenset(
     (
-        "user store metadata service_tier prompt_cache_key prompt_cache_retention "
+        "user store metadata prompt_cache_key prompt_cache_retention "
         "safety_identifier verbosity client_metadata include session_id"
     ).split()
 )
@@ -48,11 +50,23 @@ UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "return_routed_experts": (False,),
     "return_cached_tokens_details": (False,),
     "return_spec_tokens_details": (False,),
-    "return_prompt_token_ids": (False,),
-    "return_token_ids": (False,),
     "return_meta_info": (False,),
     "return_input_ids_in_sglext": (False,),
     "return_output_ids_in_sglext": (False,),
+    "beam_width": (1,),
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "early_stopping": (False,),
+    "watermark": ({}, False),
+    "prompt_logprobs": (),
+    "truncate_prompt_tokens": (),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "logits_processors": ([],),
+    "return_tokens_as_token_ids": (False,),
+    "spaces_between_special_tokens": (True,),
+    "detokenize": (True,),
+    "kv_transfer_params": ({},),
     "data_parallel_rank": (0,),
     "bootstrap_host": (),
     "bootstrap_port": (),
@@ -81,6 +95,7 @@ class CommonFields(msgspec.Struct, kw_only=True):
     seed: Any = None
     min_tokens: Any = None
     max_tokens: Any = None
+    max_completion_tokens: Any = None
     stream_interval: Any = None
     temperature: Any = None
     top_p: Any = None
@@ -95,7 +110,12 @@ class CommonFields(msgspec.Struct, kw_only=True):
     ignore_eos: Any = None
     skip_special_tokens: Any = None
     no_stop_trim: Any = None
+    include_stop_str_in_output: Any = None
     n: Any = None
+    best_of: Any = None
+    return_token_ids: bool | None = None
+    return_prompt_token_ids: bool | None = None
+    service_tier: str | None = None
     stop_regex: Any = None
     regex: Any = None
     ebnf: Any = None
@@ -133,7 +153,7 @@ def parse_fields(
 def parse_sampling(
     fields: CommonFields,
     context: RequestContext,
-    max_new_tokens: tuple[str, Any],
+    max_new_tokens: tuple[str, Any] | None = None,
     fallback: int | None = None,
 ) -> ParsedSampling:
     """Validate the sampling fields of a body.
@@ -141,13 +161,13 @@ def parse_sampling(
     Args:
         fields: the typed body.
         context: limits and defaults.
-        max_new_tokens: the client's name for it, and its value; None leaves it to the defaults.
-        fallback: what it is if the defaults do not say; None: as many as the context holds.
+        max_new_tokens: the client's name for it, and its value; None: as chat completions have it.
+        fallback: `max_new_tokens` if neither fields nor defaults say it; None: as many as the
+            context holds.
 
     Raises:
         RequestError: a value is out of range, unknown or not supported.
     """
-    longest_name, longest = max_new_tokens
     raw = {name: value for name in _SAMPLING if (value := getattr(fields, name)) is not None}
     raw |= {
         native: value
@@ -158,20 +178,54 @@ def parse_sampling(
         )
         if value is not None
     }
+    if fields.include_stop_str_in_output is not None:
+        if fields.no_stop_trim not in (None, fields.include_stop_str_in_output):
+            raise RequestError(
+                "no_stop_trim and include_stop_str_in_output are two names for one thing, and "
+                "contradict each other.",
+                "include_stop_str_in_output",
+            )
+        raw["no_stop_trim"] = fields.include_stop_str_in_output
+    longest_name, longest = max_new_tokens or _longest(fields)
     default = context.defaults.get("max_new_tokens", fallback)
     raw["max_new_tokens"] = default if longest is None else longest
-    return parse_sampling_params(
+    parsed = parse_sampling_params(
         raw,
         limits=context.limits,
         defaults=context.defaults,
         names={**NAMES, "max_new_tokens": longest_name},
     )
+    best_of = fields.best_of
+    if best_of is not None and (not is_int(best_of) or best_of != parsed.n):
+        raise RequestError(
+            f"best_of must be equal to n ({parsed.n}), got {shown(best_of)}: all samples are "
+            "returned, none is chosen.",
+            "best_of",
+        )
+    return parsed
+
+
+def _longest(fields: CommonFields) -> tuple[str, Any]:
+    if fields.max_completion_tokens is not None:
+        return "max_completion_tokens", fields.max_completion_tokens
+    return "max_tokens", fields.max_tokens
 
 
 def parse_scheduling(fields: CommonFields, context: RequestContext) -> tuple[int, str]:
     """Priority and cache namespace of a body."""
     priority = parse_priority(fields.priority, context)
     return priority, parse_namespace(fields.extra_key, fields.cache_salt, context.limits)
+
+
+def wanted_ids(fields: CommonFields) -> TokenIds:
+    """The token ids that a body asks for."""
+    output = bool(fields.return_token_ids)
+    return TokenIds(prompt=output or bool(fields.return_prompt_token_ids), output=output)
+
+
+def service_tier(fields: CommonFields) -> dict[str, object]:
+    """What a response says of the tier, if its request did: there is one."""
+    return {} if fields.service_tier is None else {"service_tier": "default"}
 
 
 def wants_usage(fields: CommonFields, default: bool) -> tuple[bool, bool]:

@@ -24,7 +24,7 @@ def chat_logprobs(
             _entry(token, chance, texts) for chance, token in top if math.isfinite(chance)
         ]
         content.append(entry)
-    return {"content": content}
+    return {"content": content, "refusal": None}
 
 
 def _entry(token: int, logprob: float, texts: TokenTexts) -> dict[str, object]:

@@ -2,9 +2,41 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 from trunkline.engine.client import Sample, Stream
+from trunkline.engine.messages import EngineFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenIds:
+    """Which token ids choices have besides their text."""
+
+    prompt: bool = False
+    output: bool = False
+
+    def of_prompt(self, stream: Stream) -> dict[str, object]:
+        """Keys of a choice, or of the first chunk of one."""
+        return {"prompt_token_ids": stream.request.prompt_ids} if self.prompt else {}
+
+    def of_output(self, ids: Sequence[int]) -> dict[str, object]:
+        """Keys of a choice whose text comes from these tokens: two engines' names for one list."""
+        return {"token_ids": ids, "response_token_ids": ids} if self.output else {}
+
+
+def fingerprint(facts: EngineFacts | None) -> str | None:
+    """Changes when the same request and seed may no longer give the same tokens."""
+    if facts is None:
+        return None
+    return _digest(facts.model_path, facts.dtype, facts.device, facts.weight_version)
+
+
+@lru_cache(maxsize=16)
+def _digest(*parts: str) -> str:
+    return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}"
 
 
 def usage(streams: Sequence[Stream]) -> dict[str, object]:

@@ -9,7 +9,7 @@ use crate::kernels::scan::Extent;
 use crate::memory::{Region, Rows};
 use crate::model::Weights;
 use crate::plan::{Plan, StepResult, list};
-use crate::sampling::{Drawn, Selection, SlotStates, draw, top};
+use crate::sampling::{Drawn, Selection, SlotSampling, SlotStates, draw, process, top};
 use crate::schedule::run_linear;
 use crate::weights::PackedLinear;
 
@@ -107,18 +107,22 @@ impl Sampler<'_> {
             run_linear(pool, kernels, self.head, matrices, 0..chunk.len());
             let values: Vec<&[f32]> =
                 scratch.logits.as_floats().chunks_exact(self.vocab_size).collect();
-            let found = self.scan(chunk.clone(), &values);
+            let mut found = self.scan(chunk.clone(), &values);
             self.draw_chunk(chunk.clone(), (&values, &found), &scratch.work, &mut drawn);
             for (sample, &logit) in plan.sample_logit().iter().enumerate() {
-                if let Some(position) =
-                    (logit as usize).checked_sub(start).and_then(|i| found.get(i))
-                {
-                    let value = values[logit as usize - start][drawn[sample].token as usize];
-                    let wanted = plan.sample_flags()[sample] & SAMPLE_LOGPROB != 0;
-                    if wanted && position.extent.finite {
-                        logprobs[sample] = value - position.normaliser;
-                    }
+                let at = (logit as usize).wrapping_sub(start);
+                let wanted = plan.sample_flags()[sample] & SAMPLE_LOGPROB != 0;
+                if !wanted || at >= chunk.len() || !found[at].extent.finite {
+                    continue;
                 }
+                let token = drawn[sample].token as usize;
+                logprobs[sample] = if self.slot(sample).processed {
+                    let mut work = scratch.work[0].lock().unwrap_or_else(PoisonError::into_inner);
+                    self.processed(sample, values[at], &mut found[at], &mut work);
+                    if drawn[sample].possible { work[token] - found[at].normaliser } else { 0.0 }
+                } else {
+                    values[at][token] - found[at].normaliser
+                };
             }
             positions.extend(found);
         }
@@ -200,13 +204,52 @@ impl Sampler<'_> {
             position.top = (0..count.min(values.len())).map(|id| (id as u32, 0.0)).collect();
             return position;
         }
-        let sum = self.weights.kernels.exp_sum(values, extent.highest);
-        position.normaliser = extent.highest + sum.ln();
-        let normaliser = position.normaliser;
+        self.score(logit, values, &mut position);
+        position
+    }
+
+    /// Log-probs of what is wanted at a position whose highest logit is known.
+    fn score(&self, logit: usize, values: &[f32], position: &mut Position) {
+        let plan = self.plan;
+        let sum = self.weights.kernels.exp_sum(values, position.extent.highest);
+        let normaliser = position.extent.highest + sum.ln();
+        let ids = list(plan.score_offsets(), plan.score_ids(), logit);
+        let count = plan.logit_top_n()[logit] as usize;
+        position.normaliser = normaliser;
         position.scores = ids.iter().map(|&id| values[id as usize] - normaliser).collect();
         position.top =
             top(values, count).into_iter().map(|(id, logit)| (id, logit - normaliser)).collect();
-        position
+    }
+
+    /// Log-probs at a sample's position of what the sample is drawn from, which `work` holds then.
+    fn processed(
+        &self,
+        sample: usize,
+        logits: &[f32],
+        position: &mut Position,
+        work: &mut Vec<f32>,
+    ) {
+        let selection = self.selection(sample, None);
+        if process(self.weights.kernels, logits, &selection, work) {
+            position.extent.highest = 0.0;
+            self.score(self.plan.sample_logit()[sample] as usize, work, position);
+        }
+    }
+
+    fn slot(&self, sample: usize) -> &SlotSampling {
+        self.states.get(self.plan.sample_slot()[sample]).expect("checked to be open")
+    }
+
+    fn selection(&self, sample: usize, raw_best: Option<u32>) -> Selection<'_> {
+        let slot = self.slot(sample);
+        let words = self.mask_words();
+        let mask = self.masks.filter(|_| slot.has_grammar);
+        Selection {
+            slot,
+            position: self.plan.sample_position()[sample],
+            mask: mask.map(|masks| &masks[sample * words..(sample + 1) * words]),
+            raw_best,
+        }
     }
 
     fn draw_chunk(
@@ -228,15 +271,7 @@ impl Sampler<'_> {
             if !extent.finite {
                 return Drawn { token: 0, possible: true };
             }
-            let slot = self.states.get(plan.sample_slot()[sample]).expect("checked to be open");
-            let words = self.mask_words();
-            let mask = self.masks.filter(|_| slot.has_grammar);
-            let selection = Selection {
-                slot,
-                position: plan.sample_position()[sample],
-                mask: mask.map(|masks| &masks[sample * words..(sample + 1) * words]),
-                raw_best: Some(extent.best),
-            };
+            let selection = self.selection(sample, Some(extent.best));
             let mut work = work[thread].lock().unwrap_or_else(PoisonError::into_inner);
             draw(self.weights.kernels, values[at], &selection, &mut work)
         };

@@ -26,6 +26,7 @@ pub(crate) struct SamplingParams {
     pub(crate) no_stop_trim: bool,
     pub(crate) seed: u64,
     pub(crate) logit_bias: Vec<(u32, f32)>,
+    pub(crate) stop_regex: Vec<String>,
 }
 
 /// Which log-probs a request wants.
@@ -34,6 +35,8 @@ pub(crate) struct LogprobRequest {
     pub(crate) prompt_start: Option<u64>,
     pub(crate) top_n: u32,
     pub(crate) ids: Vec<u32>,
+    /// Of the distribution that the token was drawn from, not of the model's own.
+    pub(crate) processed: bool,
 }
 
 /// What a sample has already when its request is submitted again.

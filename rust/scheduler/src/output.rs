@@ -33,7 +33,7 @@ impl Output {
             let mut stream = Stream::new(Arc::clone(decoder), options);
             stream.prime(&params.prompt);
             if params.bounds.min_new_tokens <= 1 {
-                stream.set_stops(params.stop_strings.clone());
+                stream.set_stops(params.stops.clone());
             }
             stream
         });
@@ -81,7 +81,7 @@ impl Output {
     }
 
     /// Takes a sequence's next output, the `num_outputs`th, and returns why it ends the sequence, if
-    /// it does: by its id, by a stop string that its text completes, or by length, in this order.
+    /// it does: by its id, by a stop that its text completes, or by length, in this order.
     pub(crate) fn push(
         &mut self,
         params: &Params,
@@ -96,12 +96,12 @@ impl Output {
         {
             let matched = stream.push(token);
             if let (Some(index), false) = (matched, stop_id) {
-                let stops = params.stop_strings.as_ref();
+                let stops = params.stops.as_ref();
                 let matched = stops.and_then(|stops| stops.get(index)).unwrap_or_default();
-                return Some(Reason::StopString(matched.to_owned()));
+                return Some(Reason::StopText(matched.to_owned()));
             }
             if num_outputs + 1 == bounds.min_new_tokens {
-                stream.set_stops(params.stop_strings.clone());
+                stream.set_stops(params.stops.clone());
             }
         }
         if stop_id {

@@ -32,6 +32,8 @@ pub(crate) const RUNNING_ROW_BYTES: usize =
 
 /// Bit of the flags column of `opened_int`: the sequence has a grammar.
 pub(crate) const FLAG_GRAMMAR: i32 = 1;
+/// The same: its samples' log-probs are those of the distribution that they are drawn from.
+pub(crate) const FLAG_PROCESSED: i32 = 2;
 /// Bit of `sample_flags`: the sampled token's log-prob is wanted.
 const SAMPLE_LOGPROB: i32 = 1;
 

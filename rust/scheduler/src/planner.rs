@@ -328,7 +328,7 @@ impl Planner {
             top_k: sampling.top_k,
             prompt_len: params.bounds.prompt_len,
             min_new_tokens: params.bounds.min_new_tokens,
-            flags: if params.grammar { crate::plan::FLAG_GRAMMAR } else { 0 },
+            flags: params.slot_flags(),
             seed: params.seed(sequence.sample),
             bias: &sampling.logit_bias,
             suppressed: params.suppressed_ids(),

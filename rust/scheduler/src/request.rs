@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use text::StopStrings;
+use text::Stops;
 
 use crate::messages::{LogprobRequest, Resume, SamplingParams};
 use crate::plan;
@@ -64,7 +64,7 @@ pub(crate) struct Params {
     pub(crate) sampling: SamplingParams,
     /// Sorted ids that end a sequence: EOS unless ignored, and the request's own.
     pub(crate) stop_ids: Vec<u32>,
-    pub(crate) stop_strings: Option<Arc<StopStrings>>,
+    pub(crate) stops: Option<Arc<Stops>>,
     pub(crate) logprobs: Option<LogprobRequest>,
     pub(crate) bounds: Bounds,
     pub(crate) rank: Rank,
@@ -85,6 +85,13 @@ impl Params {
 
     pub(crate) fn top_n(&self) -> u32 {
         self.logprobs.as_ref().map_or(0, |logprobs| logprobs.top_n)
+    }
+
+    /// Flags of the slots of its sequences.
+    pub(crate) fn slot_flags(&self) -> i32 {
+        let processed = self.logprobs.as_ref().is_some_and(|logprobs| logprobs.processed);
+        let grammar = if self.grammar { plan::FLAG_GRAMMAR } else { 0 };
+        grammar | if processed { plan::FLAG_PROCESSED } else { 0 }
     }
 
     /// Ids that the runner holds back while a sequence has fewer than `min_new_tokens` outputs.

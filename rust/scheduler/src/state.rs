@@ -255,7 +255,7 @@ impl State {
         match reason {
             Reason::Abort => self.counters.aborted += 1,
             Reason::Error => self.counters.failed += 1,
-            Reason::Length | Reason::StopToken(_) | Reason::StopString(_) => {
+            Reason::Length | Reason::StopToken(_) | Reason::StopText(_) => {
                 self.counters.finished += 1;
             }
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use text::StopStrings;
+use text::Stops;
 
 use crate::config::Config;
 use crate::messages::{SamplingParams, Submit};
@@ -29,13 +29,7 @@ pub(crate) fn params(
     check_sampling(config, &submit.sampling)?;
     check_shape(config, submit)?;
     let limit = limit(config, submit)?;
-    let stop = std::mem::take(&mut submit.sampling.stop);
-    if !stop.is_empty() && !has_tokenizer {
-        return Err(invalid(Some("stop"), "stop strings need a tokenizer; this engine has none"));
-    }
-    let stop_strings = StopStrings::new(stop)
-        .map_err(|error| invalid(Some("stop"), error.to_string()))
-        .map(|stops| (!stops.is_empty()).then(|| Arc::new(stops)))?;
+    let stops = stops(has_tokenizer, &mut submit.sampling)?;
     let mut stop_ids = submit.sampling.stop_token_ids.clone();
     if !submit.sampling.ignore_eos {
         stop_ids.extend(&config.eos_token_ids);
@@ -55,7 +49,7 @@ pub(crate) fn params(
         bounds,
         sampling: submit.sampling.clone(),
         stop_ids,
-        stop_strings,
+        stops,
         logprobs: submit.logprobs.take(),
         rank: rank(config, submit),
         namespace: std::mem::take(&mut submit.namespace),
@@ -63,6 +57,30 @@ pub(crate) fn params(
     };
     check_arena(config, &params)?;
     Ok(params)
+}
+
+/// Compiles what ends the text; `None` when nothing does.
+fn stops(
+    has_tokenizer: bool,
+    sampling: &mut SamplingParams,
+) -> Result<Option<Arc<Stops>>, Refusal> {
+    let strings = std::mem::take(&mut sampling.stop);
+    let patterns = std::mem::take(&mut sampling.stop_regex);
+    if strings.is_empty() && patterns.is_empty() {
+        return Ok(None);
+    }
+    let param = if patterns.is_empty() { "stop" } else { "stop_regex" };
+    if !has_tokenizer {
+        let message = format!("{param} needs a tokenizer; this engine has none");
+        return Err(invalid(Some(param), message));
+    }
+    Stops::new(strings, patterns).map(|stops| Some(Arc::new(stops))).map_err(|error| {
+        let param = match error {
+            text::Error::EmptyStopString { .. } => "stop",
+            _ => "stop_regex",
+        };
+        invalid(Some(param), error.to_string())
+    })
 }
 
 fn rank(config: &Config, submit: &Submit) -> Rank {

@@ -126,7 +126,8 @@ pub(crate) struct Finish {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Reason {
     StopToken(u32),
-    StopString(String),
+    /// The stop string, or the pattern, that the text completed.
+    StopText(String),
     Length,
     Abort,
     Error,
@@ -236,7 +237,7 @@ impl Events {
         string(out, finish.reason.name());
         match &finish.reason {
             Reason::StopToken(id) => unsigned(out, u64::from(*id)),
-            Reason::StopString(matched) => string(out, matched),
+            Reason::StopText(matched) => string(out, matched),
             Reason::Length | Reason::Abort | Reason::Error => nil(out),
         }
         optional_string(out, finish.message.as_deref());
@@ -266,7 +267,7 @@ impl Events {
 impl Reason {
     fn name(&self) -> &'static str {
         match self {
-            Self::StopToken(_) | Self::StopString(_) => "stop",
+            Self::StopToken(_) | Self::StopText(_) => "stop",
             Self::Length => "length",
             Self::Abort => "abort",
             Self::Error => "error",

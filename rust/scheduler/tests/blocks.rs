@@ -23,7 +23,7 @@ fn an_opened_slot_carries_the_request() {
     request.sampling.stop_token_ids = vec![9, 3];
     request.sampling.seed = u64::MAX;
     request.sampling.logit_bias = vec![(2, 0.5), (4, -2.0)];
-    request.logprobs = Some(LogprobRequest(None, 3, vec![7, 8]));
+    request.logprobs = Some(LogprobRequest(None, 3, vec![7, 8], false));
     request.must_prepare = true;
     let id = engine.submit(&request).expect("it must be prepared");
     engine.scheduler.ready(id, None);
@@ -55,7 +55,7 @@ type Change = fn(&mut StepResult);
 fn one_step() -> (Scheduler, StepResult) {
     let mut scheduler = Scheduler::new(config()).expect("a good configuration");
     let mut request = submit(1, &[1, 2, 3], 9);
-    request.logprobs = Some(LogprobRequest(Some(2), 2, vec![5]));
+    request.logprobs = Some(LogprobRequest(Some(2), 2, vec![5], false));
     scheduler.submit(0, &request.encode(), 0.0).expect("a good message");
     let mut arena = vec![0; config().arena_bytes];
     let step = scheduler.plan(0.0, &mut arena).expect("nothing in flight").expect("work");
@@ -213,7 +213,7 @@ fn lists_that_would_fill_the_arena_are_refused() {
     // Long lists that fit one after another are served one after another.
     for key in 2..8 {
         let mut request = submit(key, &[key as u32; 40], 4);
-        request.logprobs = Some(LogprobRequest(Some(0), 0, vec![3; 80]));
+        request.logprobs = Some(LogprobRequest(Some(0), 0, vec![3; 80], false));
         engine.submit(&request);
     }
     engine.drain();

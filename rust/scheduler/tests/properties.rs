@@ -101,7 +101,7 @@ fn random_submit(rng: &mut ChaCha8Rng, config: &Config, key: u64, stems: &[Vec<u
     if rng.random_bool(0.25) {
         let start = rng.random_bool(0.6).then(|| rng.random_range(0..=prompt.len() as u32));
         let ids = if rng.random_bool(0.5) { vec![1] } else { vec![] };
-        request.logprobs = Some(LogprobRequest(start, rng.random_range(0..3), ids));
+        request.logprobs = Some(LogprobRequest(start, rng.random_range(0..3), ids, false));
     }
     request.must_prepare = rng.random_bool(0.1);
     request
@@ -243,7 +243,7 @@ fn check_sample(request: &Submit, sample: &support::client::Sample, solo: &Solo)
 }
 
 fn check_logprobs(request: &Submit, sample: &support::client::Sample, vocab_size: u32) {
-    let Some(LogprobRequest(start, top_n, ids)) = &request.logprobs else { return };
+    let Some(LogprobRequest(start, top_n, ids, _)) = &request.logprobs else { return };
     let expected = |context: u64, token: u32| f64::from(oracle::logprob(context, token));
     let mut context = oracle::digest(&request.prompt);
     assert_eq!(sample.logprobs.values.len(), sample.token_ids.len());

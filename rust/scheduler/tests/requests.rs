@@ -71,12 +71,18 @@ fn refusals_say_why() {
         (Submit { request_class: 2, ..submit(6, &[1], 1) }, 400, &["request_class", "got 2"]),
         (Submit { resume: vec![Resume(vec![], 0); 2], ..submit(7, &[1], 1) }, 400, &["resume"]),
         (
-            Submit { logprobs: Some(LogprobRequest(Some(2), 0, vec![])), ..submit(8, &[1], 1) },
+            Submit {
+                logprobs: Some(LogprobRequest(Some(2), 0, vec![], false)),
+                ..submit(8, &[1], 1)
+            },
             400,
             &["prompt_start 2", "1 tokens"],
         ),
         (
-            Submit { logprobs: Some(LogprobRequest(None, 0, vec![20])), ..submit(9, &[1], 1) },
+            Submit {
+                logprobs: Some(LogprobRequest(None, 0, vec![20], false)),
+                ..submit(9, &[1], 1)
+            },
             400,
             &["logprobs", "20"],
         ),
@@ -132,7 +138,7 @@ fn outputs_beyond_pool_or_context_are_clipped() {
 #[test]
 fn no_new_tokens_means_prompt_only() {
     let mut request = submit(1, &[1, 2, 3, 4, 5], 0);
-    request.logprobs = Some(LogprobRequest(Some(0), 1, vec![]));
+    request.logprobs = Some(LogprobRequest(Some(0), 1, vec![], false));
     let engine = run(config(), &request);
     let sample = engine.sample(1, 0);
     assert!(sample.token_ids.is_empty() && sample.started.is_some());
@@ -240,7 +246,7 @@ fn prompt_logprobs_limit_the_cache_and_are_whole() {
     engine.drain();
     for (key, start, cached) in [(2, 0, 0), (3, 1, 0), (4, 40, 39), (5, 69, 68), (6, 70, 69)] {
         let mut request = submit(key, &prompt, 3);
-        request.logprobs = Some(LogprobRequest(Some(start), 2, vec![7]));
+        request.logprobs = Some(LogprobRequest(Some(start), 2, vec![7], false));
         engine.submit(&request);
         engine.drain();
         let sample = engine.sample(key, 0);

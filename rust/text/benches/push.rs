@@ -6,7 +6,7 @@ use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_mai
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use text::{Decoder, StopStrings, Stream, StreamOptions};
+use text::{Decoder, Stops, Stream, StreamOptions};
 
 const SEED: u64 = 7;
 const VOCABULARY: usize = 150_000;
@@ -37,8 +37,10 @@ fn tokenizer_json() -> String {
     .to_string()
 }
 
-fn stops(strings: &[&str]) -> Option<Arc<StopStrings>> {
-    StopStrings::new(strings.iter().copied()).ok().map(Arc::new)
+const NONE: [&str; 0] = [];
+
+fn stops(strings: &[&str]) -> Option<Arc<Stops>> {
+    Stops::new(strings.iter().copied(), NONE).ok().map(Arc::new)
 }
 
 fn push(criterion: &mut Criterion) {

@@ -1,9 +1,9 @@
-//! Token ids to text, incrementally: the decoder section of a Hugging Face `tokenizer.json`, stop
-//! strings and UTF-8 safety.
+//! Token ids to text, incrementally: the decoder section of a Hugging Face `tokenizer.json`,
+//! stops and UTF-8 safety.
 //!
 //! This crate knows nothing of requests, prompts as text, encoding, or when a sequence ends by
 //! token or length. A [`Decoder`] is built once per tokenizer and shared; a [`Stream`] is the state
-//! of one sequence; [`StopStrings`] are compiled once per request and shared by its samples.
+//! of one sequence; [`Stops`] are compiled once per request and shared by its samples.
 //!
 //! # Rules
 //!
@@ -18,14 +18,17 @@
 //!   once later tokens can no longer complete it.
 //! * **Unknown ids** (padding rows of the model's vocabulary) are no tokens: they have no text and
 //!   are not the first token of anything.
-//! * **Stop strings.** The sequence stops at the first character that completes any stop string, at
-//!   any place in the text: inside a token, or across several. Of several completed there, the one
-//!   that starts first wins, and of equal ones the first given. The text is cut where the match
-//!   starts, or with `no_stop_trim` where it ends. This rule sees characters, not tokens, so the
-//!   result is the same for every way of splitting a text into tokens, and no stop is ever delayed
-//!   because a longer one might still complete.
-//! * **Hold-back.** Exactly the longest suffix of the text that is a proper prefix of a stop string
-//!   is held back; all before it is released.
+//! * **Stops** are strings and regular expressions. The sequence stops at the first character that
+//!   completes any stop, at any place in the text: inside a token, or across several. Of several
+//!   completed there, the one that starts first wins, and of equal ones the first given, strings
+//!   before expressions. The text is cut where the match starts, or with `no_stop_trim` where it
+//!   ends. This rule sees characters, not tokens, so the result is the same for every way of
+//!   splitting a text into tokens, and no stop is ever delayed because a longer one might still
+//!   complete: `a+` stops at the first `a`.
+//! * **Expressions** are those of the `regex` crate, without what depends on text to come (`$`, ``
+//!   and their like) and without those that match the empty text. `^` is the start of the output.
+//! * **Hold-back.** Exactly the longest suffix of the text that is a proper prefix of a stop is held
+//!   back; all before it is released.
 //! * **Start.** Some decoders treat the first token differently (`Metaspace`, `WordPiece`, `Strip`
 //!   after `Fuse`). Output continues its prompt: with [`Stream::prime`], the text is
 //!   `decode(prompt + output)` without its beginning `decode(prompt)`.
@@ -34,13 +37,13 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use text::{Decoder, StopStrings, Stream, StreamOptions};
+//! use text::{Decoder, Stops, Stream, StreamOptions};
 //!
 //! let decoder = Arc::new(Decoder::from_tokenizer_json(
 //!     r#"{"decoder": {"type": "ByteLevel"},
 //!         "model": {"type": "BPE", "vocab": {"Hello": 0, "Ġwor": 1, "ld": 2, "!Ċ": 3}}}"#,
 //! )?);
-//! let stops = Some(Arc::new(StopStrings::new(["\n"])?));
+//! let stops = Some(Arc::new(Stops::new(["\n"], [r"\d\d"])?));
 //! let mut stream = Stream::new(decoder, StreamOptions { stops, ..StreamOptions::default() });
 //! stream.prime(&[0]);
 //! let mut text = String::new();
@@ -54,15 +57,17 @@
 //! ```
 
 mod decoder;
+mod pattern;
 mod pipeline;
 mod stop;
+mod stops;
 mod stream;
 
 pub use decoder::Decoder;
-pub use stop::StopStrings;
+pub use stops::Stops;
 pub use stream::{Stream, StreamOptions};
 
-/// Why a decoder or a set of stop strings could not be built.
+/// Why a decoder or a set of stops could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Not JSON, or a field that this crate reads has another type.
@@ -117,5 +122,22 @@ pub enum Error {
     EmptyStopString {
         /// Its place in the list.
         index: usize,
+    },
+    /// A stop pattern that cannot be served.
+    #[error("stop pattern {index} cannot be used: {reason}")]
+    StopPattern {
+        /// Its place in the list.
+        index: usize,
+        /// What about it.
+        reason: String,
+    },
+    /// The automaton of the stop patterns is larger than its limit.
+    #[error(
+        "the stop patterns compile to more than the limit of {limit} bytes; give fewer or simpler \
+         ones, with smaller repetition counts or (?-u) for ASCII classes"
+    )]
+    StopPatternsTooLarge {
+        /// The limit, in bytes.
+        limit: usize,
     },
 }

@@ -27,11 +27,8 @@ struct Node {
     matched: u32,
 }
 
-/// The stop strings of a request. Immutable; share it in an `Arc`.
-///
-/// An empty list is allowed and never matches. Memory (24 bytes per byte) and the time to build are
-/// proportional to the sum of the lengths; a limit on it is the caller's to set.
-pub struct StopStrings {
+/// The stop strings of a request. Immutable.
+pub(crate) struct StopStrings {
     strings: Vec<String>,
     nodes: Vec<Node>,
     /// Child of the root for each byte, or 0.
@@ -46,13 +43,8 @@ pub(crate) struct Match {
 }
 
 impl StopStrings {
-    /// Compiles the strings, in the caller's order.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::EmptyStopString`] for an empty one: it would match everywhere.
-    pub fn new<S: Into<String>>(strings: impl IntoIterator<Item = S>) -> Result<Self, Error> {
-        let strings: Vec<String> = strings.into_iter().map(Into::into).collect();
+    /// Compiles the strings, in the caller's order; none may be empty.
+    pub(crate) fn new(strings: Vec<String>) -> Result<Self, Error> {
         let mut stops = Self { strings, nodes: Vec::new(), starts: Box::new([0; 256]) };
         stops.push_node(0, 0);
         for index in 0..stops.strings.len() {
@@ -62,19 +54,12 @@ impl StopStrings {
         Ok(stops)
     }
 
-    /// The stop string that [`Stream::push`](crate::Stream::push) reported.
-    pub fn get(&self, index: usize) -> Option<&str> {
+    pub(crate) fn get(&self, index: usize) -> Option<&str> {
         self.strings.get(index).map(String::as_str)
     }
 
-    /// Number of stop strings.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.strings.len()
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.strings.is_empty()
     }
 
     /// Number of bytes at the end of the text that may be the beginning of a stop string.

@@ -3,23 +3,23 @@
 use std::sync::Arc;
 
 use crate::decoder::Decoder;
-use crate::stop::{ROOT, State, StopStrings};
+use crate::stops::{StopState, Stops};
 
 /// What a request says about its text.
 #[derive(Clone, Debug, Default)]
 pub struct StreamOptions {
     /// Leave out tokens marked special in the tokenizer.
     pub skip_special_tokens: bool,
-    /// Keep the stop string that ended the text: cut after it, not before.
+    /// Keep the stop that ended the text: cut after it, not before.
     pub no_stop_trim: bool,
-    /// Stop strings; `None` when there are none.
-    pub stops: Option<Arc<StopStrings>>,
+    /// Stop strings and patterns; `None` when there are none.
+    pub stops: Option<Arc<Stops>>,
 }
 
 /// The text of one sequence: push tokens, drain what is released.
 ///
-/// The pieces drained, joined, are the text of all tokens pushed, cut at the first stop string, for
-/// every way of splitting it into tokens and drains. A token that ends the sequence by its id is not
+/// The pieces drained, joined, are the text of all tokens pushed, cut at the first stop, for every
+/// way of splitting it into tokens and drains. A token that ends the sequence by its id is not
 /// pushed, unless its text is wanted. A clone continues on its own.
 #[derive(Clone, Debug)]
 pub struct Stream {
@@ -43,15 +43,17 @@ struct Partial {
 /// Decoded text with its stop rule.
 #[derive(Clone, Debug)]
 struct Text {
-    stops: Option<Arc<StopStrings>>,
+    stops: Option<Arc<Stops>>,
     no_stop_trim: bool,
     /// Occurrences of `strip_content` that may still be removed at the start.
     strip_count: usize,
     strip_content: char,
-    /// What was not drained yet; the last `held` bytes may become a stop string.
+    /// What was not drained yet; the last `held` bytes may become a stop.
     buffer: String,
     held: usize,
-    state: State,
+    state: StopState,
+    /// The last byte of the text so far.
+    previous: Option<u8>,
     matched: Option<usize>,
     delivered: u64,
 }
@@ -72,7 +74,8 @@ impl Stream {
                 strip_content: leading.map_or('\0', |strip| strip.content),
                 buffer: String::new(),
                 held: 0,
-                state: ROOT,
+                state: StopState::after(None),
+                previous: None,
                 matched: None,
                 delivered: 0,
             },
@@ -83,7 +86,7 @@ impl Stream {
     ///
     /// The text is then `decode(prompt + output)` without its beginning `decode(prompt)`. A prompt
     /// that ends inside a character is not part of the text, but if the output completes that
-    /// character, the text begins with the whole character. Stop strings are looked for in the output
+    /// character, the text begins with the whole character. Stops are looked for in the output
     /// only. Costs a few tokens at each end of the prompt, whatever its length.
     pub fn prime(&mut self, prompt: &[u32]) {
         let stops = self.text.stops.take();
@@ -116,16 +119,16 @@ impl Stream {
         self.text.stops = stops;
     }
 
-    /// Looks for these stop strings from here on: only text that follows can complete or begin one.
-    pub fn set_stops(&mut self, stops: Option<Arc<StopStrings>>) {
+    /// Looks for these stops from here on: only text that follows can complete or begin one.
+    pub fn set_stops(&mut self, stops: Option<Arc<Stops>>) {
         self.text.stops = stops.filter(|stops| !stops.is_empty());
-        self.text.state = ROOT;
+        self.text.state = StopState::after(self.text.previous);
         self.text.held = 0;
     }
 
     /// Appends a token's text.
     ///
-    /// Returns the index of the stop string that the text contains now, if any: the text is then
+    /// Returns the index of the stop that the text contains now, if any: the text is then
     /// complete, cut and released as a whole, and further tokens are ignored with the same answer.
     pub fn push(&mut self, token: u32) -> Option<usize> {
         if self.text.matched.is_none() {
@@ -148,13 +151,13 @@ impl Stream {
     }
 
     /// Releases all that is held back: no token follows. The beginning of a character that was not
-    /// completed becomes U+FFFD. Returns the stop string that the text contains, if any.
+    /// completed becomes U+FFFD. Returns the stop that the text contains, if any.
     pub fn finish(&mut self) -> Option<usize> {
         if self.text.matched.is_none() {
             replace_partial(&mut self.partial, &mut self.text);
         }
         self.text.held = 0;
-        self.text.state = ROOT;
+        self.text.state = StopState::after(self.text.previous);
         self.text.matched
     }
 
@@ -254,13 +257,13 @@ impl Text {
         }
         let start = self.buffer.len();
         self.buffer.push_str(piece);
+        self.previous = piece.as_bytes().last().copied().or(self.previous);
         let Some(stops) = &self.stops else { return };
         match stops.scan(&mut self.state, piece.as_bytes()) {
-            None => self.held = stops.held_bytes(self.state),
+            None => self.held = stops.held_bytes(&self.state),
             Some(found) => {
                 let end = start + found.end;
-                let length = stops.get(found.index).map_or(0, str::len);
-                self.buffer.truncate(if self.no_stop_trim { end } else { end - length });
+                self.buffer.truncate(if self.no_stop_trim { end } else { end - found.length });
                 self.held = 0;
                 self.matched = Some(found.index);
             }
@@ -280,11 +283,12 @@ impl Text {
         piece
     }
 
-    /// Forgets what was not drained and any beginning of a stop string.
+    /// Forgets what was not drained and any beginning of a stop.
     fn restart(&mut self) {
         self.buffer.clear();
         self.held = 0;
-        self.state = ROOT;
+        self.previous = None;
+        self.state = StopState::after(None);
     }
 
     fn released(&self) -> &str {

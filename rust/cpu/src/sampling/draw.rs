@@ -94,6 +94,30 @@ pub(crate) fn draw(
     Drawn { token, possible }
 }
 
+/// Finite raw logits as a draw sees them before it cuts to the likely ids: adjusted, the best of them
+/// 0, and divided by the temperature unless it is greedy. `work` is overwritten.
+///
+/// Returns whether a token is left.
+pub(crate) fn process(
+    kernels: Kernels,
+    logits: &[f32],
+    selection: &Selection<'_>,
+    work: &mut Vec<f32>,
+) -> bool {
+    work.clear();
+    work.extend_from_slice(logits);
+    if selection.changes_logits() {
+        adjust(work, selection);
+    }
+    let highest = scan::argmax(work).1;
+    if !highest.is_finite() {
+        return false;
+    }
+    let temperature = selection.slot.temperature;
+    kernels.scale(work, highest, if temperature < MIN_TEMPERATURE { 1.0 } else { temperature });
+    true
+}
+
 /// `top_k` as a number of ids.
 fn limit(slot: &SlotSampling, vocabulary: usize) -> usize {
     match usize::try_from(slot.top_k) {

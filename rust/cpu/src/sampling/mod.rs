@@ -5,7 +5,7 @@ mod logprobs;
 mod philox;
 mod slots;
 
-pub(crate) use draw::{Drawn, Selection, draw};
+pub(crate) use draw::{Drawn, Selection, draw, process};
 pub(crate) use logprobs::top;
 pub(crate) use philox::{MAX_NOISE, Noise, gumbel, philox};
-pub(crate) use slots::SlotStates;
+pub(crate) use slots::{SlotSampling, SlotStates};

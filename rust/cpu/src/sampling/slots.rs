@@ -18,6 +18,8 @@ pub(crate) struct SlotSampling {
     pub(crate) prompt_len: i32,
     pub(crate) min_new_tokens: i32,
     pub(crate) has_grammar: bool,
+    /// Its log-probs are those of the distribution that it draws from.
+    pub(crate) processed: bool,
     pub(crate) seed: u64,
     pub(crate) bias: Vec<(u32, f32)>,
     pub(crate) suppressed: Vec<u32>,
@@ -50,6 +52,7 @@ impl SlotSampling {
             prompt_len: ints[1] as i32,
             min_new_tokens: ints[2] as i32,
             has_grammar: ints[4] & 1 != 0,
+            processed: ints[4] & 2 != 0,
             seed: u64::from(seed[0]) | u64::from(seed[1]) << 32,
             bias,
             suppressed: list(plan.suppressed_offsets(), plan.suppressed_ids(), index).to_vec(),

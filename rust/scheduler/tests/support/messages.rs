@@ -23,10 +23,11 @@ pub struct Sampling {
     pub no_stop_trim: bool,
     pub seed: u64,
     pub logit_bias: Vec<(u32, f64)>,
+    pub stop_regex: Vec<String>,
 }
 
 #[derive(Clone, Debug, Serialize)]
-pub struct LogprobRequest(pub Option<u32>, pub u32, pub Vec<u32>);
+pub struct LogprobRequest(pub Option<u32>, pub u32, pub Vec<u32>, pub bool);
 
 #[derive(Clone, Debug, Serialize)]
 pub struct Resume(pub Vec<u32>, pub u64);
@@ -70,6 +71,7 @@ pub fn submit(key: u64, prompt: &[u32], max_new_tokens: u32) -> Submit {
             no_stop_trim: false,
             seed: key,
             logit_bias: vec![],
+            stop_regex: vec![],
         },
         n: 1,
         stream_interval: 1,

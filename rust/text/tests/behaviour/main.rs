@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 mod fixtures;
+mod patterns;
 mod properties;
 mod rules;
 mod vocabulary;

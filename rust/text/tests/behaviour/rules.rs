@@ -1,9 +1,9 @@
 //! The written rules of the crate, one small case each.
 
 use serde_json::{Value, json};
-use text::{Decoder, Error, StopStrings, Stream, StreamOptions};
+use text::{Decoder, Error, Stops, Stream, StreamOptions};
 
-use crate::vocabulary::{build, byte_level, bytes, drain, push_bytes, stop_strings, stream};
+use crate::vocabulary::{NONE, build, byte_level, bytes, drain, push_bytes, stop_strings, stream};
 
 #[test]
 fn a_character_is_released_when_it_is_complete() {
@@ -96,9 +96,9 @@ fn a_replacement_at_the_end_can_complete_a_stop_string() {
 
 #[test]
 fn an_empty_stop_string_is_refused() {
-    let error = StopStrings::new(["x", ""]).unwrap_err();
+    let error = Stops::new(["x", ""], NONE).unwrap_err();
     assert!(matches!(error, Error::EmptyStopString { index: 1 }));
-    assert!(StopStrings::new(Vec::<String>::new()).unwrap().is_empty());
+    assert!(Stops::new(NONE, NONE).unwrap().is_empty());
 }
 
 #[test]

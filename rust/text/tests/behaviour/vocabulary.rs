@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use text::{Decoder, Error, StopStrings, Stream, StreamOptions};
+use text::{Decoder, Error, Stops, Stream, StreamOptions};
 
 /// GPT-2's character of every byte.
 fn byte_characters() -> Vec<char> {
@@ -54,10 +54,11 @@ pub(crate) fn build(
     Decoder::from_tokenizer_json(&file.to_string()).map(Arc::new)
 }
 
-pub(crate) fn stop_strings<S: Into<String>>(
-    strings: impl IntoIterator<Item = S>,
-) -> Arc<StopStrings> {
-    Arc::new(StopStrings::new(strings).unwrap())
+/// No stop strings, or no patterns.
+pub(crate) const NONE: [&str; 0] = [];
+
+pub(crate) fn stop_strings<S: Into<String>>(strings: impl IntoIterator<Item = S>) -> Arc<Stops> {
+    Arc::new(Stops::new(strings, NONE).unwrap())
 }
 
 /// A stream that skips special tokens and has these stop strings.
