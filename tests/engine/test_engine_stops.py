@@ -11,6 +11,7 @@ from tests.checkpoints import TinyCheckpoint, write_json
 from transformers import AutoTokenizer
 
 from trunkline import Engine
+from trunkline.engine.client import RequestRefused
 
 ENDS = (50, 60)  # in generation_config.json
 TOKENIZER_END = 2  # </s>
@@ -96,6 +97,50 @@ def test_text_has_what_the_tokenizer_adds(engine: Engine, directory: Path) -> No
     for text in ("the quick fox", "<s>the quick fox"):
         output = engine.generate(text, {"max_new_tokens": 1})
         assert output["meta_info"]["prompt_tokens"] == len(reference.encode(text))
+
+
+@pytest.mark.parametrize("trimmed", [True, False])
+def test_a_pattern_stops_where_it_is_complete(engine: Engine, trimmed: bool) -> None:
+    """The pattern is taken from the text itself, across and inside tokens."""
+    params = {"temperature": 0.8, "max_new_tokens": 60, "ignore_eos": True, "sampling_seed": 5}
+    whole = engine.generate("the quick fox", params)["text"]
+    for start in range(8, len(whole) - 4, 5):
+        piece = whole[start : start + 3]
+        if not piece.isalnum() or not piece.isascii():
+            continue
+        pattern = f"{piece[0]}[{piece[1]}]{piece[2]}+"
+        chosen = {**params, "stop_regex": [r"\d{60}", pattern], "no_stop_trim": not trimmed}
+        output = engine.generate("the quick fox", chosen)
+        first = whole.index(piece)
+        assert output["text"] == whole[: first if trimmed else first + 3]
+        assert output["meta_info"]["finish_reason"] == {"type": "stop", "matched": pattern}
+        seen = ""
+        for chunk in engine.generate("the quick fox", chosen, stream=True):
+            assert chunk["text"].startswith(seen)
+            seen = chunk["text"]
+        assert seen == output["text"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("([", "unclosed character class"),
+        ("*a", "repetition operator missing expression"),
+        ("a*", "matches the empty text"),
+        (r"a\b", "assertions"),
+        (r"(?=a)b", "look-around"),
+        (r"\w{1000}", "limit of 262144 bytes"),
+    ],
+)
+def test_bad_patterns_are_refused(engine: Engine, pattern: str, words: str) -> None:
+    with pytest.raises(RequestRefused, match=words) as caught:
+        engine.generate("x", {"stop_regex": pattern})
+    assert (caught.value.status, caught.value.param) == (400, "stop_regex")
+    assert engine.generate("x", {"max_new_tokens": 1})["output_ids"]
+
+
+def test_a_nul_character_is_a_pattern_like_any_other(engine: Engine) -> None:
+    assert engine.generate("x", {"max_new_tokens": 2, "stop_regex": "\0"})["output_ids"]
 
 
 @pytest.mark.parametrize("interval", [1, 2, 7])

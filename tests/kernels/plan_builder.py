@@ -67,6 +67,7 @@ class Params:
     top_k: int = 0
     min_new_tokens: int = 0
     grammar: bool = False
+    processed: bool = False
     seed: int = 0
     bias: dict[int, float] = field(default_factory=dict)
     suppressed: list[int] = field(default_factory=list)
@@ -90,7 +91,7 @@ def opened_sections(records: list[Opened]) -> dict[str, Any]:
         floats.append(
             [p.temperature, p.top_p, p.min_p, p.frequency, p.presence, p.repetition, 0, 0]
         )
-        flags = 1 if p.grammar else 0
+        flags = p.grammar + 2 * p.processed
         ints.append([p.top_k, record.prompt_len, p.min_new_tokens, 0, flags, 0, 0, 0])
 
     def ragged(lists: list[list[Any]]) -> tuple[list[int], list[Any]]:

@@ -134,6 +134,24 @@ def test_grammar_masks() -> None:
             steps.run(sections_of(params, 1, opens=False, top_n=0))
 
 
+@pytest.mark.parametrize("vocabulary", [37, 1003])
+def test_processed_logprobs(vocabulary: int) -> None:
+    table = random_logits(vocabulary, 3.0, seed=vocabulary)
+    both = [Steps(logits_program(name, table, torch.float32)) for name in ("cpu", "torch")]
+    params = random_params(24, vocabulary, seed=9)
+    for index, entry in enumerate(params):
+        entry.processed = index % 3 > 0
+        entry.grammar = index % 4 == 0
+    allowed = np.random.default_rng(4).random((24, -(-vocabulary // 32) * 32)) < 0.5
+    allowed[4] = False  # nothing is left: the row fails alone
+    masks = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
+    for position in range(5):
+        for steps in both:
+            steps.run(sections_of(params, position, opens=position == 0, top_n=position), masks)
+    assert_same_results(*both)
+    assert not any(np.isnan(result["score_logprobs"]).any() for result in both[0].results)
+
+
 def test_logits_that_are_not_finite_fail_their_row_alone() -> None:
     table = random_logits(100, 2.0, seed=3)
     for column, bad in enumerate((torch.nan, torch.inf, -torch.inf)):

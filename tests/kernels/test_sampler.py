@@ -307,6 +307,38 @@ def test_logprobs_are_of_the_raw_logits() -> None:
     assert outputs.top_ids.tolist() == np.argsort(-expected[0])[:4].tolist()
 
 
+def test_processed_logprobs_are_of_what_is_drawn_from() -> None:
+    logits = torch.randn((4, 300), generator=torch.Generator().manual_seed(6))
+    made = inputs(
+        4,
+        temperature=[0.3, 0.0, 2.0, 0.5],
+        top_k=[0, 0, 3, 0],
+        bias_rows=[0, 1],
+        bias_ids=[5, 5],
+        bias_values=[2, 1],
+        suppressed_rows=[0],
+        suppressed_ids=[9],
+        logprob_rows=[0, 1, 2, 3],
+        top_n=[4, 0, 0, 0],
+        score_offsets=[0, 2, 3, 4, 5],
+        score_ids=[9, 5, 5, 7, 7],
+        processed_rows=[0, 1, 2],
+    )
+    outputs = sample(logits, made)
+    adjusted = logits.double()
+    adjusted[0, 9] = -torch.inf
+    adjusted[0, 5] += 2
+    adjusted[1, 5] += 1
+    divided = adjusted / torch.tensor([[0.3], [1.0], [2.0], [1.0]])  # the last is the model's own
+    expected = torch.log_softmax(divided, -1).numpy()
+    tokens = outputs.token_ids
+    np.testing.assert_allclose(outputs.sampled_logprobs, expected[range(4), tokens], atol=1e-5)
+    wanted = expected[[0, 0, 1, 2, 3], [9, 5, 5, 7, 7]]
+    assert wanted[0] == -np.inf
+    np.testing.assert_allclose(outputs.score_logprobs, wanted, atol=1e-5)
+    assert outputs.top_ids.tolist() == np.argsort(-expected[0])[:4].tolist()
+
+
 def test_top_logprobs_break_ties_by_id() -> None:
     logits = torch.zeros((1, 50))
     logits[0, [30, 8, 44]] = 1.0
