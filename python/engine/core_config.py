@@ -35,7 +35,7 @@ class CoreConfig:
             memory; falls to `new_token_ratio_min` over `new_token_ratio_decay_steps` steps.
         max_samples: the largest `n` of a request.
         arena_bytes: size of every arena given to `plan`.
-        tokenizer_json: contents of tokenizer.json; None: no text, only ids, and no stop strings.
+        tokenizer_json: contents of tokenizer.json; None: no text, only ids, and no stops by text.
     """
 
     page_size: int = 16

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,10 @@ from tests.server.fake_engine import EOS
 from tests.server.live import Live
 from tests.server.sse import events, texts
 
+from trunkline.engine import native_request, validation
 from trunkline.server.config import ServerConfig
+from trunkline.server.openai import chat, completions
+from trunkline.server.openai import fields as shared
 
 HELLO = [*b"Hello world", EOS]
 CHAT, COMPLETION, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -241,3 +246,24 @@ def test_unknown_sampling_parameters_are_refused_and_unknown_fields_named(live: 
     assert live.generate(text="a", banana=1).headers["x-ignored-fields"] == "banana"
     both = {"text": "a", "input_ids": [1]}
     assert "got both" in refused(live, GENERATE, **both)["message"]
+
+
+def test_every_field_is_documented():
+    page = Path(__file__).parents[2].joinpath("docs/api.md").read_text("utf-8")
+    page = page.replace("guided_*", "guided_json guided_regex guided_choice guided_grammar")
+    page = page.replace("`bootstrap_*`", "bootstrap_host bootstrap_port bootstrap_room")
+    words = set(re.findall(r"\w+", page))
+    names = {
+        *native_request.BOOKKEEPING,
+        *native_request._SUPPORTED,
+        *native_request._UNSUPPORTED,
+        *validation.SAMPLING_NAMES,
+        *validation._UNSUPPORTED,
+        *shared.BOOKKEEPING,
+        *shared.UNSUPPORTED,
+        *chat.ChatFields.__struct_fields__,
+        *chat._UNSUPPORTED,
+        *completions.CompletionFields.__struct_fields__,
+        *completions._UNSUPPORTED,
+    }
+    assert names - words == set()
