@@ -25,7 +25,7 @@ from trunkline.server.answer import Generation, Job, Prepared, request_id
 from trunkline.server.http import read_json
 from trunkline.server.openai.chat_reply import ChatOptions, ChatReply
 from trunkline.server.openai.fields import (
-    CommonFields,
+    ChoiceFields,
     parse_fields,
     parse_sampling,
     parse_scheduling,
@@ -69,7 +69,7 @@ _RENDERING: Final = (
 ).split()
 
 
-class ChatFields(CommonFields, kw_only=True):
+class ChatFields(ChoiceFields, kw_only=True):
     """The body of a chat completion."""
 
     messages: list[dict[str, Any]] = msgspec.field(default_factory=list)
@@ -103,7 +103,7 @@ def prepare_chat(body: Any, server: Server, rid: str) -> Prepared:
     model = server.check_model(fields.model)
     if fields.rid is not None:
         rid = parse_rid(fields.rid, context.limits)
-    sampling = parse_sampling(fields, context)
+    sampling = parse_sampling(fields, context, fields.longest())
     include_usage, continuous = wants_usage(
         fields, server.config.api.stream_response_default_include_usage
     )

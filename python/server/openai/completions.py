@@ -24,7 +24,7 @@ from trunkline.server.answer import Generation, Job, Prepared, request_id
 from trunkline.server.http import read_json
 from trunkline.server.openai.completions_reply import CompletionOptions, CompletionReply
 from trunkline.server.openai.fields import (
-    CommonFields,
+    ChoiceFields,
     parse_fields,
     parse_sampling,
     parse_scheduling,
@@ -45,7 +45,7 @@ UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
 }
 
 
-class CompletionFields(CommonFields, kw_only=True):
+class CompletionFields(ChoiceFields, kw_only=True):
     """The body of a completion."""
 
     prompt: Any
@@ -73,7 +73,7 @@ def prepare_completion(body: Any, server: Server, rid: str) -> Prepared:
     model = server.check_model(fields.model)
     if fields.rid is not None:
         rid = parse_rid(fields.rid, context.limits)
-    sampling = parse_sampling(fields, context, fallback=DEFAULT_MAX_TOKENS)
+    sampling = parse_sampling(fields, context, fields.longest(), fallback=DEFAULT_MAX_TOKENS)
     include_usage, continuous = wants_usage(
         fields, server.config.api.stream_response_default_include_usage
     )

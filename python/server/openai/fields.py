@@ -26,7 +26,7 @@ Body = TypeVar("Body", bound="CommonFields")
 
 BOOKKEEPING: Final = frozenset(
     (
-        "user store metadata prompt_cache_key prompt_cache_retention "
+        "user store metadata service_tier prompt_cache_key prompt_cache_retention "
         "safety_identifier verbosity client_metadata include session_id"
     ).split()
 )
@@ -83,7 +83,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class CommonFields(msgspec.Struct, kw_only=True):
-    """Fields of both endpoints; sampling fields are checked by `parse_sampling_params`."""
+    """Fields of every endpoint of this API; `parse_sampling_params` checks those of sampling."""
 
     model: Any = None
     stream: bool | None = None
@@ -95,7 +95,6 @@ class CommonFields(msgspec.Struct, kw_only=True):
     seed: Any = None
     min_tokens: Any = None
     max_tokens: Any = None
-    max_completion_tokens: Any = None
     stream_interval: Any = None
     temperature: Any = None
     top_p: Any = None
@@ -113,14 +112,26 @@ class CommonFields(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: Any = None
     n: Any = None
     best_of: Any = None
-    return_token_ids: bool | None = None
-    return_prompt_token_ids: bool | None = None
-    service_tier: str | None = None
     stop_regex: Any = None
     regex: Any = None
     ebnf: Any = None
     structural_tag: Any = None
     custom_params: Any = None
+
+
+class ChoiceFields(CommonFields, kw_only=True):
+    """Fields of chat completions and completions, whose answers are choices."""
+
+    max_completion_tokens: Any = None
+    return_token_ids: bool | None = None
+    return_prompt_token_ids: bool | None = None
+    service_tier: str | None = None
+
+    def longest(self) -> tuple[str, Any]:
+        """The name by which the body limits the answer's length, and its value."""
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return "max_tokens", self.max_tokens
 
 
 def parse_fields(
@@ -153,7 +164,7 @@ def parse_fields(
 def parse_sampling(
     fields: CommonFields,
     context: RequestContext,
-    max_new_tokens: tuple[str, Any] | None = None,
+    max_new_tokens: tuple[str, Any],
     fallback: int | None = None,
 ) -> ParsedSampling:
     """Validate the sampling fields of a body.
@@ -161,13 +172,13 @@ def parse_sampling(
     Args:
         fields: the typed body.
         context: limits and defaults.
-        max_new_tokens: the client's name for it, and its value; None: as chat completions have it.
-        fallback: `max_new_tokens` if neither fields nor defaults say it; None: as many as the
-            context holds.
+        max_new_tokens: the client's name for it, and its value; None leaves it to the defaults.
+        fallback: what it is if the defaults do not say; None: as many as the context holds.
 
     Raises:
         RequestError: a value is out of range, unknown or not supported.
     """
+    longest_name, longest = max_new_tokens
     raw = {name: value for name in _SAMPLING if (value := getattr(fields, name)) is not None}
     raw |= {
         native: value
@@ -186,7 +197,6 @@ def parse_sampling(
                 "include_stop_str_in_output",
             )
         raw["no_stop_trim"] = fields.include_stop_str_in_output
-    longest_name, longest = max_new_tokens or _longest(fields)
     default = context.defaults.get("max_new_tokens", fallback)
     raw["max_new_tokens"] = default if longest is None else longest
     parsed = parse_sampling_params(
@@ -205,25 +215,19 @@ def parse_sampling(
     return parsed
 
 
-def _longest(fields: CommonFields) -> tuple[str, Any]:
-    if fields.max_completion_tokens is not None:
-        return "max_completion_tokens", fields.max_completion_tokens
-    return "max_tokens", fields.max_tokens
-
-
 def parse_scheduling(fields: CommonFields, context: RequestContext) -> tuple[int, str]:
     """Priority and cache namespace of a body."""
     priority = parse_priority(fields.priority, context)
     return priority, parse_namespace(fields.extra_key, fields.cache_salt, context.limits)
 
 
-def wanted_ids(fields: CommonFields) -> TokenIds:
+def wanted_ids(fields: ChoiceFields) -> TokenIds:
     """The token ids that a body asks for."""
     output = bool(fields.return_token_ids)
     return TokenIds(prompt=output or bool(fields.return_prompt_token_ids), output=output)
 
 
-def service_tier(fields: CommonFields) -> dict[str, object]:
+def service_tier(fields: ChoiceFields) -> dict[str, object]:
     """What a response says of the tier, if its request did: there is one."""
     return {} if fields.service_tier is None else {"service_tier": "default"}
 

@@ -24,6 +24,10 @@ use crate::step::{Step, StepRow};
 /// short.
 const MAX_FOLLOWS_PER_PLAN: u32 = 256;
 
+/// Prompt tokens whose log-probs one step computes: each takes a row of logits, as wide as the
+/// vocabulary.
+const MAX_PROMPT_SCORES: u32 = 512;
+
 /// Makes plans; holds only memory that is reused from step to step.
 #[derive(Debug, Default)]
 pub(crate) struct Planner {
@@ -32,6 +36,8 @@ pub(crate) struct Planner {
     ready: Vec<SequenceId>,
     /// Running sequences that lack more, in the order in which they get them.
     partial: Vec<SequenceId>,
+    /// Prompt tokens that the plan scores so far.
+    num_prompt_scores: u32,
     spare_steps: Vec<Step>,
 }
 
@@ -43,6 +49,7 @@ impl Planner {
         let mut step = self.spare_steps.pop().unwrap_or_default();
         step.reset(id, state.config.vocab_size);
         self.writer.clear();
+        self.num_prompt_scores = 0;
         let load = self.sort_running(state);
         let shortage = self.give_pages(state, now);
         for index in 0..self.ready.len() {
@@ -183,6 +190,9 @@ impl Planner {
             let most = budget.min(state.config.max_chunk_tokens.unwrap_or(budget));
             let query_len = give_more_pages(state, id, self.chunk(state, id, most));
             if query_len == 0 {
+                if self.waits_for_scores(&state.sequences[id]) {
+                    continue;
+                }
                 return;
             }
             self.emit(state, step, id, query_len);
@@ -207,9 +217,19 @@ impl Planner {
             + row_bytes(&sequence.params, 1)
             + logit_bytes(&sequence.params);
         let spare = state.config.spare_arena_bytes();
+        if self.waits_for_scores(sequence) {
+            return None;
+        }
         let lists_fit = load.rows == 0 || load.list_bytes + sequence.params.list_bytes() <= spare;
         (lists_fit && bytes <= self.room(state))
             .then(|| admission::admit(state, step, load, id, now))
+    }
+
+    /// Whether a sequence scores its prompt, and the step does so much of that already that the
+    /// sequence's next token may have to wait.
+    fn waits_for_scores(&self, sequence: &Sequence) -> bool {
+        let scored = sequence.output.next_prompt_score(&sequence.params);
+        scored.is_some() && self.num_prompt_scores >= MAX_PROMPT_SCORES
     }
 
     /// Bytes of the arena that are left.
@@ -231,7 +251,12 @@ impl Planner {
     /// How many of a sequence's next tokens, at most `most`, fit into the arena.
     fn chunk(&self, state: &State, id: SequenceId, most: u32) -> u32 {
         let sequence = &state.sequences[id];
-        let most = most.min(sequence.uncomputed());
+        let mut most = most.min(sequence.uncomputed());
+        let scored = sequence.output.next_prompt_score(&sequence.params);
+        if let Some(next) = scored {
+            let unscored = next.saturating_sub(sequence.planned + 1);
+            most = most.min(unscored + MAX_PROMPT_SCORES.saturating_sub(self.num_prompt_scores));
+        }
         let kv = &sequence.kv;
         let pages = state.config.pages_for(sequence.planned + most) as usize;
         let mut fixed = row_bytes(&sequence.params, 0)
@@ -241,8 +266,8 @@ impl Planner {
             fixed += opened_bytes(&sequence.params, sequence.num_outputs())
                 + PAGE_WRITE_BYTES * kv.written as usize;
         }
-        let scored = sequence.output.next_prompt_score(&sequence.params).is_some();
-        let per_token = TOKEN_BYTES + if scored { logit_bytes(&sequence.params) } else { 0 };
+        let per_token =
+            TOKEN_BYTES + if scored.is_some() { logit_bytes(&sequence.params) } else { 0 };
         let room = self.room(state).saturating_sub(fixed) / per_token;
         most.min(u32::try_from(room).unwrap_or(most))
     }
@@ -364,6 +389,7 @@ impl Planner {
         }
         row.first_prompt_score = from;
         row.num_prompt_scores = to.saturating_sub(from);
+        self.num_prompt_scores += row.num_prompt_scores;
     }
 }
 

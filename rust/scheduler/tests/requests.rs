@@ -263,6 +263,43 @@ fn prompt_logprobs_limit_the_cache_and_are_whole() {
 }
 
 #[test]
+fn a_step_scores_a_bounded_number_of_prompt_tokens() {
+    let config = Config {
+        max_context_len: 2000,
+        num_pages: 2000,
+        max_batch_tokens: 4096,
+        arena_bytes: 1 << 20,
+        ..config()
+    };
+    // 512 in a step; what precedes the first that is scored is free.
+    for (starts, steps) in [
+        (vec![0], 3),
+        (vec![1100], 1),
+        (vec![800], 2),
+        (vec![0, 0], 6),
+        (vec![900, 900, 1000], 4),
+        (vec![1500, 1500], 1),
+    ] {
+        let mut engine = Engine::new(config.clone());
+        for (key, &start) in (1..).zip(&starts) {
+            let prompt: Vec<u32> = (0..1500).map(|at| (at * key as u32) % 19).collect();
+            let mut request = submit(key, &prompt, 1);
+            request.logprobs = Some(LogprobRequest(Some(start), 0, vec![], false));
+            engine.submit(&request);
+        }
+        let plain = submit(9, &[1, 2, 3], 1);
+        engine.submit(&plain);
+        engine.drain();
+        assert_eq!(engine.stat("steps_total"), steps, "{starts:?}");
+        assert_as_solo(&engine, &plain, 0);
+        for (key, &start) in (1..).zip(&starts) {
+            let scores = engine.sample(key, 0).prompt_logprobs.as_ref().expect("asked for");
+            assert_eq!(scores.values.len(), 1500 - start as usize);
+        }
+    }
+}
+
+#[test]
 fn a_live_rid_is_taken_and_free_again_after_the_last_event() {
     let mut engine = engine();
     engine.submit(&submit(1, &[1, 2], 5));
