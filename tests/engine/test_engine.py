@@ -309,6 +309,15 @@ def test_log_levels_are_an_engines_own(tiny_model: str, caplog: pytest.LogCaptur
         assert "max_total_num_tokens" not in caplog.text
 
 
+def test_fields_without_effect_are_named(tiny_model: str, caplog: pytest.LogCaptureFixture) -> None:
+    with Engine(tiny_model, max_total_tokens=1024, max_prefill_tokens=64) as engine:
+        caplog.clear()
+        engine.generate("a", GREEDY, top_logprobs_num=0)
+        assert "without effect" not in caplog.text
+        engine.generate("a", GREEDY, top_logprobs_num=2)
+        assert "without effect in this request: top_logprobs_num" in caplog.text
+
+
 def test_end_tokens_outside_the_vocabulary_are_left_out(tmp_path: Path) -> None:
     model = TinyCheckpoint(config={"eos_token_id": [2, 5000, 10**9]}).write(tmp_path)
     with Engine(str(model), max_total_tokens=2048, max_prefill_tokens=64) as engine:
