@@ -120,6 +120,7 @@ ROUTES = [
         gives=shapes.COMPLETION,
     ),
     Route("/v1/responses", responses.create_response, methods=POST),
+    Route("/v1/responses/input_tokens", responses.count_input_tokens, methods=POST),
     Route("/v1/responses/{response_id}", responses.get_response, methods=GET),
     Route("/v1/responses/{response_id}", responses.delete_response, methods=["DELETE"]),
     Route("/v1/responses/{response_id}/cancel", responses.cancel_response, methods=POST),

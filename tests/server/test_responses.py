@@ -42,8 +42,9 @@ def prompt(live: Live) -> str:
 
 
 def test_the_answer_has_exactly_these_rows(live: Live):
-    body = create(live, instructions="be brief", metadata={"a": "b"}, user="me").json()
-    assert body.pop("id").startswith("resp_")
+    answer = create(live, instructions="be brief", metadata={"a": "b"}, user="me")
+    body = answer.json()
+    assert body.pop("id") == f"resp_{answer.headers['x-request-id']}"
     assert abs(body.pop("created_at") - time.time()) < 60
     assert abs(body.pop("completed_at") - time.time()) < 60
     [item] = body.pop("output")
@@ -386,6 +387,8 @@ def test_a_client_that_leaves_does_not_leave_it_running():
         path = f"/v1/responses/{response_id}"
         wait_until(lambda: live.http.get(path).json()["status"] == "cancelled")
         assert live.engine.aborted == [response_id]
+        left = live.http.get(path).json()
+        assert left["usage"]["input_tokens"] > 0
 
 
 def test_what_has_ended_cannot_be_cancelled(live: Live):
@@ -558,6 +561,16 @@ def test_sampling_fields_reach_the_engine(live: Live):
     assert (sampling.max_new_tokens, sampling.seed, sampling.stop) == (9, 42, ["zz"])
     assert (submitted.rid, submitted.namespace != "") == ("mine", True)
     assert (body["temperature"], body["top_p"], body["max_output_tokens"]) == (0.5, 0.9, 9)
+
+
+def test_tokens_are_counted(live: Live):
+    first = create(live).json()
+    body = {"input": "x" * 5000, "previous_response_id": first["id"], "instructions": "a"}
+    answer = live.post("/v1/responses/input_tokens", body).json()
+    earlier = len("<system>a\n<user>hi\n<assistant>Hello world\n<user>\n<assistant>")
+    assert answer == {"object": "response.input_tokens", "input_tokens": 5000 + earlier}
+    response = live.post("/v1/responses/input_tokens", {"input": "refuse me"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "input")
 
 
 def test_unknown_responses(live: Live):

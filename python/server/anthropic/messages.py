@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from trunkline.engine.native_request import RequestOptions, make_request, parse_rid
-from trunkline.server.answer import Generation, Job, Prepared
+from trunkline.server.answer import Generation, Job, Prepared, request_id
 from trunkline.server.anthropic.fields import (
     MessageFields,
     answer_wishes,
@@ -24,7 +24,6 @@ from trunkline.server.http import json_response, read_json
 from trunkline.server.openai.answer_rules import splitter_factory
 from trunkline.server.openai.chat import chat_prompt_ids, render_chat
 from trunkline.server.openai.fields import parse_scheduling
-from trunkline.server.openai.responses_output import new_id
 from trunkline.server.state import Server, offload, server_of
 
 
@@ -32,12 +31,13 @@ async def create_message(request: Request) -> ASGIApp:
     """Parse, submit, answer."""
     server = server_of(request)
     body, size = await read_json(request, server.config.http.max_body_bytes)
-    prepared = await offload(size, lambda: prepare_message(body, server))
+    rid = request_id(request)
+    prepared = await offload(size, lambda: prepare_message(body, server, rid))
     return Generation(server, prepared)
 
 
-def prepare_message(body: Any, server: Server) -> Prepared:
-    """Validate, render and tokenise the body of a message.
+def prepare_message(body: Any, server: Server, rid: str) -> Prepared:
+    """Validate, render and tokenise the body of a message; its id is made from `rid`, a fresh one.
 
     Raises:
         RequestError: a field is wrong, or the prompt too long.
@@ -46,7 +46,7 @@ def prepare_message(body: Any, server: Server) -> Prepared:
     fields, ignored = parse_message_fields(body)
     context = server.openai
     model = server.check_model(fields.model)
-    message_id = new_id("msg")
+    message_id = f"msg_{rid}"
     rid = message_id if fields.rid is None else parse_rid(fields.rid, context.limits)
     sampling = parse_message_sampling(fields, context)
     priority, namespace = parse_scheduling(fields, context)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -11,7 +12,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trunkline.engine.native_request import RequestOptions, make_request, parse_rid
 from trunkline.engine.validation import RequestError
-from trunkline.server.answer import IGNORED_HEADER, Generation, Job, Prepared, ignored_value
+from trunkline.server.answer import (
+    IGNORED_HEADER,
+    Generation,
+    Job,
+    Prepared,
+    ignored_value,
+    request_id,
+)
 from trunkline.server.http import json_response, read_json
 from trunkline.server.openai import background
 from trunkline.server.openai.answer_rules import AnswerWishes, splitter_factory
@@ -26,10 +34,10 @@ from trunkline.server.openai.responses_fields import (
     wanted_logprobs,
 )
 from trunkline.server.openai.responses_input import Item, chat_messages, parse_input
-from trunkline.server.openai.responses_output import new_id
 from trunkline.server.openai.responses_reply import ResponseOptions, ResponseReply
+from trunkline.server.openai.responses_store import StoredResponse
 from trunkline.server.openai.responses_tools import chat_format, chat_tool_choice, chat_tools
-from trunkline.server.openai.truncation import fitting_prompt
+from trunkline.server.openai.truncation import count_prompt, fitting_prompt
 from trunkline.server.state import Server, offload, server_of
 
 _PAGE: Final = (1, 100, 20)  # least, most and default items of a page
@@ -40,15 +48,22 @@ async def create_response(request: Request) -> ASGIApp:
     """Parse, submit, answer; a background response is answered before it has begun."""
     server = server_of(request)
     body, size = await read_json(request, server.config.http.max_body_bytes)
-    if isinstance(body, dict) and body.get("previous_response_id") is not None:
-        size += _LONG_BYTES
-    prepared, reply = await offload(size, lambda: prepare_response(body, server))
+    rid = request_id(request)
+    prepared = await offload(_work_bytes(body, size), lambda: prepare_response(body, server, rid))
+    reply = prepared.reply
+    assert isinstance(reply, ResponseReply)
     if not reply.is_background:
         return _Foreground(server, prepared, reply)
     server.note_ignored(prepared.job.ignored)
     names = ignored_value(prepared.job.ignored)
     document = await background.start(server, prepared.job, reply)
     return json_response(document, headers={IGNORED_HEADER: names} if names else None)
+
+
+def _work_bytes(body: Any, size: int) -> int:
+    """What a body of `size` bytes counts for when its work is planned."""
+    goes_on = isinstance(body, dict) and body.get("previous_response_id") is not None
+    return size + (_LONG_BYTES if goes_on else 0)
 
 
 class _Foreground:
@@ -65,8 +80,8 @@ class _Foreground:
             self._reply.leave()
 
 
-def prepare_response(body: Any, server: Server) -> tuple[Prepared, ResponseReply]:
-    """Validate, render and tokenise the body of a response.
+def prepare_response(body: Any, server: Server, rid: str) -> Prepared:
+    """Validate, render and tokenise the body of a response; its id is made from `rid`, a fresh one.
 
     Raises:
         RequestError: a field is wrong, something it refers to is gone, or the prompt is too long.
@@ -76,14 +91,13 @@ def prepare_response(body: Any, server: Server) -> tuple[Prepared, ResponseReply
     check_fields(fields)
     context = server.openai
     model = server.check_model(fields.model)
-    response_id = new_id("resp")
+    response_id = f"resp_{rid}"
     rid = response_id if fields.rid is None else parse_rid(fields.rid, context.limits)
     sampling = parse_sampling(fields, context, ("max_output_tokens", fields.max_output_tokens))
     priority, namespace = parse_scheduling(fields, context)
     make_splitter = splitter_factory(_wishes(fields))
     is_stored = _is_stored(fields, server)
-    items = parse_input(fields.input, server.responses.item)
-    messages = chat_messages(fields.instructions, [*_earlier(fields, server), *items])
+    items, messages = _conversation(fields, server)
     options = RequestOptions(
         stream=bool(fields.stream),
         priority=priority,
@@ -107,7 +121,21 @@ def prepare_response(body: Any, server: Server) -> tuple[Prepared, ResponseReply
     )
     reply = ResponseReply(server, reply_options, make_splitter())
     job = Job(rid=rid, requests=[engine_request], stream=options.stream, ignored=ignored)
-    return Prepared(job, reply, reply), reply
+    return Prepared(job, reply, reply)
+
+
+def _conversation(fields: ResponseFields, server: Server) -> tuple[list[Item], list[Any]]:
+    """The items of the input alone, and the chat that they go on with."""
+    items = parse_input(fields.input, server.responses.item)
+    earlier: list[Item] = []
+    if fields.previous_response_id is not None:
+        chain = server.responses.chain(fields.previous_response_id)
+        earlier = _items_of(chain)
+    return items, chat_messages(fields.instructions, [*earlier, *items])
+
+
+def _items_of(chain: Sequence[StoredResponse]) -> list[Item]:
+    return [item for entry in chain for item in (*entry.inputs(), *entry.response()["output"])]
 
 
 def _wishes(fields: ResponseFields) -> AnswerWishes:
@@ -139,12 +167,22 @@ def _is_stored(fields: ResponseFields, server: Server) -> bool:
     return False
 
 
-def _earlier(fields: ResponseFields, server: Server) -> list[Item]:
-    """The items of the conversation that the response goes on with."""
-    if fields.previous_response_id is None:
-        return []
-    chain = server.responses.chain(fields.previous_response_id)
-    return [item for entry in chain for item in (*entry.inputs(), *entry.response()["output"])]
+async def count_input_tokens(request: Request) -> Response:
+    """The number of tokens that a response's prompt would have; it may exceed the context."""
+    server = server_of(request)
+    body, size = await read_json(request, server.config.http.max_body_bytes)
+    count = await offload(_work_bytes(body, size), lambda: _count(body, server))
+    return json_response({"object": "response.input_tokens", "input_tokens": count})
+
+
+def _count(body: Any, server: Server) -> int:
+    fields, ignored = parse_fields(body, ResponseFields, UNSUPPORTED)
+    server.note_ignored(ignored)
+    check_fields(fields)
+    server.check_model(fields.model)
+    splitter_factory(_wishes(fields))
+    _, messages = _conversation(fields, server)
+    return count_prompt(server, messages, template_variables(fields))
 
 
 async def get_response(request: Request) -> Response:
@@ -178,8 +216,7 @@ async def list_input_items(request: Request) -> Response:
     store = server_of(request).responses
     entry = _entry(request)
     chain = [] if entry.previous_id is None else store.chain(entry.previous_id)
-    items = [item for one in chain for item in (*one.inputs(), *one.response()["output"])]
-    items += entry.inputs()
+    items = [*_items_of(chain), *entry.inputs()]
     query = request.query_params
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
@@ -216,7 +253,7 @@ def _limit(text: str | None) -> int:
     return int(text)
 
 
-def _entry(request: Request) -> Any:
+def _entry(request: Request) -> StoredResponse:
     return server_of(request).responses.get(request.path_params["response_id"])
 
 

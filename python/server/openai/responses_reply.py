@@ -141,12 +141,12 @@ class ResponseReply:
         status, details = _ending(sample)
         events = self._writer.feed(self._splitter.end())
         events += self._writer.close("completed" if status == "completed" else "incomplete")
-        self._end(status, incomplete_details=details, usage=response_usage(streams))
+        self._end(status, incomplete_details=details)
         return events
 
     def _end(self, status: str, **outcome: Any) -> None:
         self._status = status
-        self._outcome |= outcome
+        self._outcome |= {**outcome, "usage": response_usage(self._streams)}
         if status == "completed":
             self._outcome["completed_at"] = int(time.time())
         if self._entry is not None:

@@ -1,13 +1,16 @@
-"""The prompt of a chat that may be too long: `truncation` of `/v1/responses`."""
+"""The prompt of a response, which may be too long: `truncation` of `/v1/responses`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from trunkline.engine.validation import RequestError
-from trunkline.server.openai.chat import chat_prompt_ids
+from trunkline.server.openai.chat import chat_prompt_ids, render_chat
 from trunkline.server.state import Server
+
+_OPEN_END: Final = {"add_generation_prompt": True, "continue_final_message": False}
 
 
 def fitting_prompt(
@@ -65,19 +68,33 @@ def _is_system(message: Mapping[str, Any]) -> bool:
     return message["role"] in ("system", "developer")
 
 
+def count_prompt(
+    server: Server, messages: list[dict[str, Any]], variables: Mapping[str, Any]
+) -> int:
+    """The number of tokens of a prompt, however long.
+
+    Raises:
+        RequestError: the template refuses the chat.
+    """
+    with _named_input():
+        text = render_chat(server, messages, **_OPEN_END, variables=variables)
+    return len(server.tokenizer.encode_batch([text], add_special_tokens=False)[0])
+
+
 def _prompt_ids(
     server: Server, messages: list[dict[str, Any]], variables: Mapping[str, Any]
 ) -> list[int]:
+    with _named_input():
+        return chat_prompt_ids(server, messages, **_OPEN_END, variables=variables)
+
+
+@contextlib.contextmanager
+def _named_input() -> Iterator[None]:
+    """Errors about `messages` speak of `input`: clients know no messages here."""
     try:
-        return chat_prompt_ids(
-            server,
-            messages,
-            add_generation_prompt=True,
-            continue_final_message=False,
-            variables=variables,
-        )
+        yield
     except RequestError as error:
-        # Clients know no `messages` here.
-        param = "input" if error.param == "messages" else error.param
-        words = error.message.replace("messages", "input", 1) if param == "input" else error.message
-        raise RequestError(words, param, error.status, error.code) from error
+        if error.param != "messages":
+            raise
+        words = error.message.replace("messages", "input", 1)
+        raise RequestError(words, "input", error.status, error.code) from error
