@@ -18,6 +18,7 @@ from tests.server.test_messages import message, message_events
 from tests.server.test_responses import create, typed_events
 
 from trunkline.server.anthropic import messages
+from trunkline.server.config import ApiOptions, ServerConfig
 from trunkline.server.openai import responses
 
 SCRIPT = f'{THINK}hm, é{SAY}I look.{CALL}get{WITH}{{"at": "Zürich"}}{CALL}now{WITH}{{}}'
@@ -149,6 +150,14 @@ def test_the_anthropic_package_takes_all_blocks(scripted: Live):
             max_tokens=99,
             messages=[*history, {"role": "user", "content": [result]}],
         )
+
+
+def test_servers_that_prefer_several_samples_make_one_here():
+    config = ServerConfig(api=ApiOptions(preferred_sampling_params='{"n": 2}'))
+    with Live(config=config) as live:
+        assert len(live.chat().json()["choices"]) == 2
+        assert len(create(live).json()["output"]) == 1
+        assert len(message(live).json()["content"]) == 1
 
 
 WORDS = st.text('aé漢 {}"\\n', max_size=6)

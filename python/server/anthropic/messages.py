@@ -44,6 +44,7 @@ def prepare_message(body: Any, server: Server, rid: str) -> Prepared:
     """
     received_ts = time.time()
     fields, ignored = parse_message_fields(body)
+    fields.n = 1  # whatever the server's own defaults say
     context = server.openai
     model = server.check_model(fields.model)
     message_id = f"msg_{rid}"

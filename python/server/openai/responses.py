@@ -89,6 +89,7 @@ def prepare_response(body: Any, server: Server, rid: str) -> Prepared:
     received_ts = time.time()
     fields, ignored = parse_fields(body, ResponseFields, UNSUPPORTED)
     check_fields(fields)
+    fields.n = 1  # whatever the server's own defaults say
     context = server.openai
     model = server.check_model(fields.model)
     response_id = f"resp_{rid}"
