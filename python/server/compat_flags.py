@@ -84,6 +84,7 @@ COMPAT_FLAGS: Final = (
     _refused_switch("show-time-cost", LATER),
     _always("enable-metrics", "/metrics is always there"),
     _always("enable-cache-report", "usage always reports cached tokens"),
+    _always("enable-response-store", "responses are stored (see --response-store-bytes)"),
     _always("enable-mixed-chunk", "prompts and running requests always share steps"),
     _always("disable-overlap-schedule", "a step is planned when the last one is committed"),
     _always("disable-cuda-graph", _GRAPHS),
