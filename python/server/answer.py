@@ -22,7 +22,7 @@ from trunkline.server.request_log import RequestLog
 from trunkline.server.state import Server
 
 IGNORED_HEADER: Final = "x-ignored-fields"
-_EVENT_HEADERS: Final = (
+EVENT_HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -164,7 +164,7 @@ class Generation:
     async def _send_events(self, streams: list[Stream], meter: Meter, send: Send) -> None:
         await _all(stream.accepted() for stream in streams)
         meter.accepted = True
-        headers = [*_EVENT_HEADERS, *self._ignored()]
+        headers = [*EVENT_HEADERS, *self._ignored()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         opening = self._style.frames(self._reply.opening(streams))
         if opening:

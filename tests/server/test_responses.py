@@ -310,7 +310,6 @@ CALL_OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "x"}
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, "text.format"),
         ({"conversation": "c"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"background": True, "stream": True}, "background"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"model": "other"}, "model"),
     ],

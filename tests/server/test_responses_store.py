@@ -6,10 +6,11 @@ import asyncio
 import json
 
 import httpx
+import openai
 from tests.server.fake_engine import FakeEngine
 from tests.server.live import Live
 from tests.server.test_disconnects import wait_until
-from tests.server.test_responses import create, prompt
+from tests.server.test_responses import create, prompt, typed_events
 
 from trunkline.engine.messages import Refused
 from trunkline.server.config import ApiOptions, ServerConfig
@@ -228,3 +229,52 @@ def test_the_store_may_be_used_by_many_at_once(live: Live):
             return await asyncio.gather(*(conversation(number) for number in range(10)))
 
     assert asyncio.run(work()) == [7] * 10
+
+
+def test_a_stream_in_the_background_is_taken_up_again():
+    with Live(FakeEngine(delay_s=0.02)) as live:
+        fields = {"input": "x", "background": True, "stream": True, "max_output_tokens": 30}
+        body = {**fields, "ignore_eos": True, "banana": 1}
+        with live.http.stream("POST", "/v1/responses", json=body) as response:
+            assert response.headers["x-ignored-fields"] == "banana"
+            first = next(response.iter_text()).split("\n\n")[0]
+            response_id = json.loads(first.split("\n")[1].removeprefix("data: "))["response"]["id"]
+        assert live.engine.aborted == []
+        path = f"/v1/responses/{response_id}"
+        everything = live.http.get(path, params={"stream": "true"})
+        events = typed_events(everything)
+        assert events[-1]["response"] == live.http.get(path).json()
+        assert events[-1]["response"]["usage"]["output_tokens"] == 30
+        assert events[0]["response"]["status"] in ("queued", "in_progress")
+        assert events[1]["response"]["status"] == "in_progress"
+        after = live.http.get(path, params={"stream": "true", "starting_after": "7"}).text
+        assert after == "".join(f"{one}\n\n" for one in everything.text.split("\n\n")[8:-1])
+        beyond = {"stream": "true", "starting_after": "999"}
+        assert live.http.get(path, params=beyond).text == ""
+        for params in ({"stream": "true", "starting_after": "x"}, {"limit": "x"}):
+            refused = live.http.get(path, params=params)
+            assert refused.status_code == (400 if "stream" in params else 200)
+        with openai.OpenAI(base_url=f"{live.url}/v1", api_key="None") as client:
+            stream = client.responses.retrieve(response_id, stream=True, starting_after=3)
+            numbers = [event.sequence_number for event in stream]
+            assert numbers == list(range(4, len(events)))
+
+
+def test_a_stream_in_the_background_that_is_cancelled_or_fails():
+    with Live(FakeEngine(delay_s=0.02)) as live:
+        fields = {"background": True, "stream": True, "max_output_tokens": 400}
+        for end in ("cancel", "kill"):
+            body = {"input": "x", **fields, "ignore_eos": True}
+            with live.http.stream("POST", "/v1/responses", json=body) as response:
+                chunks = response.iter_text()
+                first = next(chunks).split("\n")[1].removeprefix("data: ")
+                path = f"/v1/responses/{json.loads(first)['response']['id']}"
+                if end == "cancel":
+                    httpx.post(f"{live.url}{path}/cancel", json={})
+                else:
+                    live.call(live.engine.kill)
+                last = "".join(chunks).split("\n\n")[-2]
+            assert ("response.failed" if end == "kill" else "response.incomplete") in last
+            status = live.http.get(path).json()["status"]
+            assert status == ("failed" if end == "kill" else "cancelled")
+            wait_until(lambda: not live.server.background)

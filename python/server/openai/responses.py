@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trunkline.engine.native_request import RequestOptions, make_request, parse_rid
 from trunkline.engine.validation import RequestError
 from trunkline.server.answer import (
+    EVENT_HEADERS,
     IGNORED_HEADER,
     Generation,
     Job,
@@ -23,6 +25,7 @@ from trunkline.server.answer import (
 from trunkline.server.http import json_response, read_json
 from trunkline.server.openai import background
 from trunkline.server.openai.answer_rules import AnswerWishes, splitter_factory
+from trunkline.server.openai.event_log import EventLog
 from trunkline.server.openai.fields import parse_fields, parse_sampling, parse_scheduling
 from trunkline.server.openai.responses_fields import (
     UNSUPPORTED,
@@ -56,8 +59,17 @@ async def create_response(request: Request) -> ASGIApp:
         return _Foreground(server, prepared, reply)
     server.note_ignored(prepared.job.ignored)
     names = ignored_value(prepared.job.ignored)
-    document = await background.start(server, prepared.job, reply)
-    return json_response(document, headers={IGNORED_HEADER: names} if names else None)
+    headers = {IGNORED_HEADER: names} if names else {}
+    events = await background.start(server, prepared.job, reply)
+    if prepared.job.stream:
+        return _followed(events, 0, headers)
+    return json_response(reply.snapshot(), headers=headers)
+
+
+def _followed(events: EventLog, first: int, headers: Mapping[str, str]) -> Response:
+    """The events of a background response from number `first`; whoever leaves ends nothing."""
+    fixed = {name.decode(): value.decode() for name, value in EVENT_HEADERS}
+    return StreamingResponse(events.follow(first), headers={**fixed, **headers})
 
 
 def _work_bytes(body: Any, size: int) -> int:
@@ -187,9 +199,23 @@ def _count(body: Any, server: Server) -> int:
 
 
 async def get_response(request: Request) -> Response:
-    """A stored response, ended or not."""
-    _refuse_streams(request)
-    return json_response(_entry(request).response())
+    """A stored response, ended or not; one of a background stream also as its events."""
+    entry = _entry(request)
+    query = request.query_params
+    if query.get("stream", "false").lower() != "true":
+        return json_response(entry.response())
+    if entry.events is None:
+        raise RequestError(
+            "stream: only a response that was created with both background and stream can be "
+            "retrieved as a stream.",
+            "stream",
+        )
+    after = query.get("starting_after", "-1")
+    if not re.fullmatch(r"-1|[0-9]{1,9}", after):
+        raise RequestError(
+            f"starting_after must be a sequence number, got {after[:80]!r}.", "starting_after"
+        )
+    return _followed(entry.events, int(after) + 1, {})
 
 
 async def delete_response(request: Request) -> Response:
@@ -256,12 +282,3 @@ def _limit(text: str | None) -> int:
 
 def _entry(request: Request) -> StoredResponse:
     return server_of(request).responses.get(request.path_params["response_id"])
-
-
-def _refuse_streams(request: Request) -> None:
-    if request.query_params.get("stream", "false").lower() not in ("false", "0"):
-        raise RequestError(
-            "stream is not supported when a response is retrieved: leave it out, and ask again "
-            "until the status is final.",
-            "stream",
-        )

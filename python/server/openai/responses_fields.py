@@ -103,12 +103,6 @@ def check_fields(fields: ResponseFields) -> None:
                 "the usage.",
                 "stream_options.continuous_usage_stats",
             )
-    if fields.background and fields.stream:
-        raise RequestError(
-            "background and stream exclude each other on this server: ask for the response with "
-            "GET /v1/responses/{id} until it has ended.",
-            "background",
-        )
     _check_metadata(fields.metadata or {})
 
 

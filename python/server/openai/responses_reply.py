@@ -14,6 +14,7 @@ from trunkline.engine.messages import Logprobs
 from trunkline.server.errors import Failure, describe
 from trunkline.server.http import named_event_frames
 from trunkline.server.openai import rows
+from trunkline.server.openai.event_log import EventLog
 from trunkline.server.openai.logprobs import chat_logprobs
 from trunkline.server.openai.pieces import Splitter
 from trunkline.server.openai.responses_output import Event, OutputWriter
@@ -77,6 +78,7 @@ class ResponseReply:
     def opening(self, streams: Sequence[Stream]) -> list[object]:
         self._keep(streams)
         created = self._with_response("response.created")
+        self._status = "in_progress"
         return self._numbered([created, self._with_response("response.in_progress")])
 
     def events(self, prompt: int, stream: Stream, updates: Iterable[Update]) -> list[object]:
@@ -97,15 +99,17 @@ class ResponseReply:
         return b""
 
     def failure(self, failure: Failure) -> list[object]:
-        self.fail(failure)
+        self._fail(failure)
         return self._numbered([self._with_response("response.failed")])
 
-    def keep_running(self, streams: Sequence[Stream]) -> None:
-        """Store the response before it has an answer: it runs in the background."""
-        self._keep(streams)
+    def keep_running(self, streams: Sequence[Stream], events: EventLog | None) -> None:
+        """Store the response before it has an answer: it runs in the background.
 
-    def fail(self, failure: Failure) -> None:
-        """The response ends in an error, with what it has."""
+        `events` is where those of a stream are kept.
+        """
+        self._keep(streams, events)
+
+    def _fail(self, failure: Failure) -> None:
         self._writer.close("incomplete")
         message = describe(failure)[1]["message"]
         self._end("failed", error={"code": "server_error", "message": message})
@@ -152,7 +156,7 @@ class ResponseReply:
         if self._entry is not None:
             self._store.finish(self._entry, self.snapshot())
 
-    def _keep(self, streams: Sequence[Stream]) -> None:
+    def _keep(self, streams: Sequence[Stream], events: EventLog | None = None) -> None:
         self._streams = streams
         if not self._options.is_stored or self._entry is not None:
             return
@@ -163,6 +167,7 @@ class ResponseReply:
             input_items=orjson.dumps(self._options.input_items),
             snapshot=self.snapshot,
             abort=streams[0].abort,
+            events=events,
         )
         self._store.add(self._entry)
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 import orjson
 
 from trunkline.engine.validation import RequestError
+from trunkline.server.openai.event_log import EventLog
 
 _ENTRY_BYTES: Final = 1024  # what an entry costs besides its text
 
@@ -24,7 +25,8 @@ _ENTRY_BYTES: Final = 1024  # what an entry costs besides its text
 class StoredResponse:
     """One response: running (then `snapshot` tells how far it is) or ended (then `document`).
 
-    `input_items` is the JSON text of the items that were its own input.
+    `input_items` is the JSON text of the items that were its own input; `events` are those of a
+    stream in the background. `num_bytes` is what it counts for, once it has ended.
     """
 
     id: str
@@ -33,7 +35,9 @@ class StoredResponse:
     input_items: bytes
     snapshot: Callable[[], dict[str, Any]]
     abort: Callable[[], None]
+    events: EventLog | None = None
     document: bytes | None = None
+    num_bytes: int = 0
     item_ids: tuple[str, ...] = ()
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -49,10 +53,14 @@ class StoredResponse:
         items: list[dict[str, Any]] = orjson.loads(self.input_items)
         return items
 
-    @property
-    def num_bytes(self) -> int:
-        """What it counts for, once it has ended."""
-        return _ENTRY_BYTES + len(self.input_items) + len(self.document or b"")
+    def end(self, response: dict[str, Any]) -> None:
+        """It has ended as `response`; whoever waits is told."""
+        self.document = orjson.dumps(response)
+        self.item_ids = tuple(item["id"] for item in (*self.inputs(), *response["output"]))
+        self.num_bytes = _ENTRY_BYTES + len(self.input_items) + len(self.document)
+        if self.events is not None:
+            self.num_bytes += self.events.num_bytes + len(self.document)  # one event is to come
+        self.ended.set()
 
 
 class ResponseStore:
@@ -80,14 +88,12 @@ class ResponseStore:
 
     def finish(self, entry: StoredResponse, response: dict[str, Any]) -> None:
         """A response has ended: it counts from now on, and others may have to go."""
-        entry.document = orjson.dumps(response)
-        entry.ended.set()
+        entry.end(response)
         with self._lock:
             if self._entries.get(entry.id) is not entry:
                 return
             self._num_bytes += entry.num_bytes
             self._entries.move_to_end(entry.id)
-            entry.item_ids = tuple(item["id"] for item in (*entry.inputs(), *response["output"]))
             self._items |= dict.fromkeys(entry.item_ids, entry.id)
             self._evict()
 
