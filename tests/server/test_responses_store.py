@@ -142,7 +142,7 @@ def test_background_that_fails():
     engine = FakeEngine(hold=True)
     with Live(engine) as live:
         body = create(live, background=True).json()
-        live.call(engine.kill)
+        live.call(lambda: engine.set_status("dead", "killed by SIGKILL"))
         path = f"/v1/responses/{body['id']}"
         wait_until(lambda: live.http.get(path).json()["status"] == "failed")
         error = live.http.get(path).json()["error"]
@@ -272,7 +272,7 @@ def test_a_stream_in_the_background_that_is_cancelled_or_fails():
                 if end == "cancel":
                     httpx.post(f"{live.url}{path}/cancel", json={})
                 else:
-                    live.call(live.engine.kill)
+                    live.call(lambda: live.engine.set_status("dead", "killed"))
                 last = "".join(chunks).split("\n\n")[-2]
             assert ("response.failed" if end == "kill" else "response.incomplete") in last
             status = live.http.get(path).json()["status"]

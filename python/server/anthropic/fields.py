@@ -12,7 +12,7 @@ from trunkline.engine.validation import ParsedSampling, RequestError, is_int, sh
 from trunkline.server.openai.answer_rules import AnswerWishes
 from trunkline.server.openai.fields import CommonFields, parse_fields, parse_sampling
 
-_UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
+UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "n": (1,),
     "stream_options": ({},),
     "container": (),
@@ -51,7 +51,7 @@ def parse_message_fields(body: Any) -> tuple[MessageFields, list[str]]:
     Raises:
         RequestError: a field has the wrong type, or is not supported.
     """
-    fields, ignored = parse_fields(body, MessageFields, _UNSUPPORTED)
+    fields, ignored = parse_fields(body, MessageFields, UNSUPPORTED)
     if fields.stop_sequences is not None:
         if fields.stop is not None:
             raise RequestError("stop and stop_sequences exclude each other.", "stop_sequences")
