@@ -34,7 +34,7 @@ class Gate:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self.release(weight)
-            else:
+            elif entry in self._waiting:  # if not, it was passed over when its turn came
                 self._waiting.remove(entry)
                 self._admit()
             raise

@@ -1,0 +1,167 @@
+"""A crash before and after everything that a batch puts on disk: nothing is lost or done twice.
+
+A blown fuse stands for SIGKILL: from that moment on nothing more reaches the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.server.batches.harness import (
+    add_batch,
+    chat_line,
+    check_answers,
+    ended,
+    jsonl,
+    server_on,
+)
+from tests.server.fake_engine import FakeEngine
+
+from trunkline.server.batches import database, storage
+from trunkline.server.state import Server
+
+IDS = [f"id-{n}" for n in range(6)]
+LINES = jsonl(chat_line(one, temperature=-1 if one == "id-3" else 1) for one in IDS)
+
+
+class Crash(BaseException):
+    """The process is no more."""
+
+
+class Fuse:
+    """Counts what is about to reach the disk; blows at a given count, and then every time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left: int | None = None
+        self.burnt = 0
+        transaction, publish = database._transaction, storage.Storage.publish
+
+        def fused_transaction(
+            connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], Any]
+        ) -> Any:
+            self.burn()
+            value = transaction(connection, work)
+            self.burn()
+            return value
+
+        def fused_publish(one: storage.Storage, path: Path, file_id: str) -> None:
+            self.burn()
+            publish(one, path, file_id)
+            self.burn()
+
+        monkeypatch.setattr(database, "_transaction", fused_transaction)
+        monkeypatch.setattr(storage.Storage, "publish", fused_publish)
+
+    def burn(self) -> None:
+        self.burnt += 1
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                raise Crash
+
+    @property
+    def is_blown(self) -> bool:
+        return self.left is not None and self.left < 0
+
+
+async def until_the_crash(root: Path, fuse: Fuse, after: int, act: str) -> str:
+    """Start a batch and let the server crash; the batch's id."""
+    engine = FakeEngine(delay_s=0.001)
+    with contextlib.suppress(Crash):
+        async with server_on(root, engine, batch_concurrency=2) as server:
+            batch_id = await add_batch(server, LINES)
+            fuse.left = after
+            if act == "cancel":
+                asyncio.get_running_loop().call_later(0.01, cancel, server, batch_id)
+            parts = await server.batches.opened()
+            while not fuse.is_blown:
+                with contextlib.suppress(Crash):
+                    batch = await parts.store.get(batch_id)
+                    if batch.status in ("completed", "cancelled"):
+                        break
+                await asyncio.sleep(0.002)
+            await asyncio.sleep(0.01)
+    return batch_id
+
+
+def cancel(server: Server, batch_id: str) -> None:
+    async def work() -> None:
+        parts = await server.batches.opened()
+        with contextlib.suppress(Crash, Exception):
+            await parts.store.cancel(batch_id)
+            parts.worker.wake()
+
+    task = asyncio.get_running_loop().create_task(work())
+    cancelling.add(task)
+    task.add_done_callback(cancelling.discard)
+
+
+cancelling: set[asyncio.Task[None]] = set()
+
+
+async def after_the_restart(root: Path, batch_id: str) -> str:
+    """Let another server bring the batch to its end, and check it; its status."""
+    with contextlib.closing(sqlite3.connect(root / storage.STATE_NAME)) as connection, connection:
+        connection.execute("UPDATE lease SET expires_at = 0")  # the crashed one is this process too
+    async with server_on(root, FakeEngine(), batch_concurrency=2) as server:
+        batch = await ended(server, batch_id)
+        if batch.in_progress_at is None:  # cancelled before its input was looked at
+            assert (batch.status, batch.total) == ("cancelled", 0)
+            return batch.status
+        _, error = await check_answers(server, batch, IDS)
+        if batch.status == "completed":
+            assert [line["custom_id"] for line in error] == ["id-3"]
+        parts = await server.batches.opened()
+        await parts.worker.stop()
+        await parts.store.clear_results()
+        left = await parts.database.read(
+            lambda connection: connection.execute("SELECT COUNT(*) FROM results").fetchone()[0]
+        )
+        assert left == 0
+        return batch.status
+
+
+@pytest.mark.parametrize("act", ["nothing", "cancel"])
+def test_every_crash_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str) -> None:
+    fuse = Fuse(monkeypatch)
+    endings: set[str] = set()
+    points = 0
+    while True:
+        root = tmp_path / str(points)
+        batch_id = asyncio.run(until_the_crash(root, fuse, points, act))
+        was_reached = fuse.is_blown
+        fuse.left = None
+        endings.add(asyncio.run(after_the_restart(root, batch_id)))
+        points += 1
+        if not was_reached:
+            break
+    assert points > 12
+    assert endings == ({"completed"} if act == "nothing" else {"completed", "cancelled"})
+
+
+def test_what_a_crash_left_is_swept_up(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with server_on(tmp_path) as server:
+            batch_id = await add_batch(server, LINES)
+            batch = await ended(server, batch_id)
+            parts = await server.batches.opened()
+            old, new = tmp_path / "files" / "orphan", tmp_path / "incoming" / "fresh"
+            part = tmp_path / "incoming" / "abandoned"
+            for path in (old, new, part):
+                path.write_bytes(b"x")
+            for path in (old, part, tmp_path / "files" / batch.input_file_id):
+                os.utime(path, (1, 1))
+            await parts.files.clean()
+            assert not old.exists()
+            assert not part.exists()
+            assert new.exists()
+            assert (tmp_path / "files" / batch.input_file_id).exists()
+
+    asyncio.run(main())
