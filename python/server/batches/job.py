@@ -204,8 +204,14 @@ class BatchJob:
             await self._bench.results.save(work)
         finally:
             gate.release(weight)
-        outcome = "failed" if work.is_error else "completed"
-        self._bench.server.metrics.count("batch_requests_total", 1, outcome)
+        self._count(work)
+
+    def _count(self, answer: Answer) -> None:
+        metrics = self._bench.server.metrics
+        metrics.count("batch_requests_total", 1, "failed" if answer.is_error else "completed")
+        metrics.count("prompt_tokens_total", answer.input_tokens, "false")
+        metrics.count("cached_tokens_total", answer.cached_tokens, "device")
+        metrics.count("generation_tokens_total", answer.output_tokens, "false")
 
     async def _attempt(self, line: Line, prepared: Prepared) -> Answer:
         """The answer of a line; waits while the engine has no room for it.

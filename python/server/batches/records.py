@@ -151,7 +151,8 @@ def parse_page(
         RequestError: one of them is not usable.
     """
     limit, order = query.get("limit") or str(default), query.get("order") or "desc"
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= most):
+    is_number = limit.isascii() and limit.isdecimal() and len(limit) <= 9
+    if not is_number or not 1 <= int(limit) <= most:
         raise RequestError(f"limit must be an integer in [1, {most}], got {limit[:40]!r}.", "limit")
     if order not in ORDERS:
         raise RequestError(f"order must be asc or desc, got {order[:40]!r}.", "order")

@@ -111,23 +111,16 @@ class BatchStore:
         return await self._database.write(work)
 
     async def unfinished(self, limit: int) -> list[BatchRecord]:
-        """The oldest batches that are not at their end."""
+        """Batches that are not at their end: first those that need no more lines, then by age."""
+        now = int(time.time())
         rows = await self._database.read(
             lambda connection: connection.execute(
-                f"SELECT * FROM batches WHERE {_UNFINISHED} ORDER BY id LIMIT ?", (limit,)
+                f"SELECT * FROM batches WHERE {_UNFINISHED} "
+                "ORDER BY status = 'cancelling' OR expires_at <= ? DESC, id LIMIT ?",
+                (now, limit),
             ).fetchall()
         )
         return [record(BatchRecord, row) for row in rows]
-
-    async def count_unfinished(self) -> int:
-        """How many batches are not at their end."""
-        return await self._database.read(
-            lambda connection: int(
-                connection.execute(f"SELECT COUNT(*) FROM batches WHERE {_UNFINISHED}").fetchone()[
-                    0
-                ]
-            )
-        )
 
     async def begin(self, token: int, batch_id: str, total: int) -> None:
         """The input was found to be good: start on its lines, unless it was cancelled meanwhile."""

@@ -1,7 +1,7 @@
 """Works on the unfinished batches, in one process at a time.
 
-Sleeps until it is woken or a look at the database is due; takes the lease when there is work; works
-on several batches side by side, which share one bound on what is in flight.
+Sleeps until it is woken or a look at the database is due; takes the lease when there is work; lets
+a crew of jobs do it, which share one bound on what is in flight.
 """
 
 from __future__ import annotations
@@ -11,22 +11,20 @@ import contextlib
 import time
 from typing import Final
 
-from trunkline.engine.client import EngineDied
 from trunkline.server import logs
+from trunkline.server.batches.crew import SIDE_BY_SIDE, Crew
 from trunkline.server.batches.database import Database
 from trunkline.server.batches.files import FileStore
 from trunkline.server.batches.gate import Gate
-from trunkline.server.batches.job import BatchJob, Bench
+from trunkline.server.batches.job import Bench
 from trunkline.server.batches.lease import LEASE_S, Lease, LeaseLost
 from trunkline.server.batches.results import Results
 from trunkline.server.batches.store import BatchStore
 from trunkline.server.state import Server
 
 _IDLE_POLL_S: Final = 5.0  # other processes add batches, and lose the lease
-_BUSY_POLL_S: Final = 1.0  # other processes take requests to cancel
 _CLEAN_S: Final = 600.0
 _REST_S: Final = 10.0  # after a failure of the server's own
-_SIDE_BY_SIDE: Final = 16  # batches
 _SHARE: Final = 4  # of what may run, a quarter is for batches; while others wait, a quarter of that
 _MOST: Final = 64
 
@@ -45,7 +43,7 @@ class Worker:
         self._gate = Gate(self._limit)
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._cleaned = 0.0
+        self._clean_due = 0.0  # by the monotonic clock
 
     def start(self) -> None:
         """Begin to work."""
@@ -89,8 +87,8 @@ class Worker:
             await asyncio.wait_for(self._wake.wait(), seconds)
 
     async def _clean(self) -> None:
-        if time.monotonic() - self._cleaned > _CLEAN_S:
-            self._cleaned = time.monotonic()
+        if time.monotonic() >= self._clean_due:
+            self._clean_due = time.monotonic() + _CLEAN_S
             await self._files.clean()
 
     async def _work(self) -> None:
@@ -125,55 +123,18 @@ class Worker:
             gate=self._gate,
             token=token,
         )
-        running: dict[str, tuple[BatchJob, asyncio.Task[None]]] = {}
+        crew = Crew(bench)
         try:
             await self._store.clear_results()
             while True:
                 self._wake.clear()
-                if not (batches := await self._store.unfinished(_SIDE_BY_SIDE)):
+                batches = await self._store.unfinished(SIDE_BY_SIDE)
+                if not batches:
                     return
-                for batch in batches:
-                    if batch.id not in running:
-                        job = BatchJob(batch.id, bench)
-                        running[batch.id] = job, asyncio.create_task(_guarded(batch.id, job))
-                    elif batch.status == "cancelling":
-                        running[batch.id][0].cancel()
-                await self._next_change([task for _, task in running.values()])
-                for batch_id, (_, task) in list(running.items()):
-                    if task.done():
-                        del running[batch_id]
-                        task.result()
-                        await self._store.clear_results()
+                crew.assign(batches)
+                await self._clean()
+                await crew.next_change(self._wake)
+                if crew.collect():
+                    await self._store.clear_results()
         finally:
-            tasks = [task for _, task in running.values()]
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                await asyncio.wait(tasks)
-
-    async def _next_change(self, tasks: list[asyncio.Task[None]]) -> None:
-        wake = asyncio.create_task(self._wake.wait())
-        try:
-            await asyncio.wait(
-                (*tasks, wake), timeout=_BUSY_POLL_S, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            wake.cancel()
-
-
-async def _guarded(batch_id: str, job: BatchJob) -> None:
-    """Run a job; one that fails by itself rests, and does not hold up the others.
-
-    Raises:
-        LeaseLost: another process works on the batches now.
-    """
-    try:
-        await job.run()
-    except LeaseLost:
-        raise
-    except EngineDied as error:
-        logs.SERVER.warning("%s waits for the engine: %s", batch_id, error)
-        await asyncio.sleep(_REST_S)
-    except Exception:
-        logs.SERVER.exception("%s failed in the server and is tried again", batch_id)
-        await asyncio.sleep(_REST_S)
+            await crew.disband()
