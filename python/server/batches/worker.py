@@ -90,6 +90,7 @@ class Worker:
         if time.monotonic() >= self._clean_due:
             self._clean_due = time.monotonic() + _CLEAN_S
             await self._files.clean()
+            await self._store.clear_results()
 
     async def _work(self) -> None:
         """Work on batches until there is none left, if nobody else does."""
@@ -125,7 +126,6 @@ class Worker:
         )
         crew = Crew(bench)
         try:
-            await self._store.clear_results()
             while True:
                 self._wake.clear()
                 batches = await self._store.unfinished(SIDE_BY_SIDE)

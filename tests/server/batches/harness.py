@@ -71,18 +71,21 @@ async def server_on(
 
 
 async def add_batch(
-    server: Server, content: bytes, endpoint: str = CHAT, window_s: int = 3600
+    server: Server, content: bytes | Path, endpoint: str = CHAT, window_s: int = 3600
 ) -> str:
     """Store an input and a batch as the endpoints would; the batch's id."""
     parts = await server.batches.opened()
     now = int(time.time())
     with parts.files.storage.incoming() as path:
-        path.write_bytes(content)
+        if isinstance(content, Path):
+            content.rename(path)
+        else:
+            path.write_bytes(content)
         file = FileRecord(
             id=new_file_id(),
             filename="input.jsonl",
             purpose="batch",
-            bytes=len(content),
+            bytes=path.stat().st_size,
             created_at=now,
         )
         await parts.files.add(path, file)

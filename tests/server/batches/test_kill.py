@@ -20,6 +20,8 @@ from tests.checkpoints import TinyCheckpoint
 from tests.server.batches.harness import CHAT, chat_line, jsonl
 from tests.server.process import READY, Process
 
+from trunkline.server.batches.lease import LEASE_S
+
 ENDS = ("completed", "failed", "expired", "cancelled")
 
 
@@ -162,6 +164,41 @@ def test_killed_while_the_files_are_written(servers: Servers) -> None:
         servers.check(batch_id, lines)
         for file in servers.now.http.get("/v1/files").json()["data"]:
             assert servers.now.http.delete(f"/v1/files/{file['id']}").status_code == 200
+
+
+@pytest.mark.slow
+def test_another_server_takes_over_from_a_killed_one(model: Path, tmp_path: Path) -> None:
+    first, second = Servers(model, tmp_path / "storage"), Servers(model, tmp_path / "storage")
+    try:
+        batch_id = first.start_batch(300, max_tokens=8, ignore_eos=True)
+        first.wait(lambda: answered(first) >= 50)
+        first.kill()
+        began = time.monotonic()
+        second.wait(lambda: second.batch(batch_id)["request_counts"]["completed"] > 150)
+        assert time.monotonic() - began < LEASE_S  # it need not wait for the lease to lapse
+        second.check(batch_id, 300)
+    finally:
+        first.now.close()
+        second.now.close()
+
+
+@pytest.mark.slow
+def test_a_server_that_was_suspended_cannot_write_any_more(model: Path, tmp_path: Path) -> None:
+    first, second = Servers(model, tmp_path / "storage"), Servers(model, tmp_path / "storage")
+    try:
+        batch_id = first.start_batch(2000, max_tokens=8, ignore_eos=True)
+        first.wait(lambda: answered(first) >= 50)
+        suspended = [psutil.Process(first.now.process.pid), *first.now.children]
+        for one in suspended:
+            one.suspend()
+        second.wait(lambda: second.batch(batch_id)["request_counts"]["completed"] > 150)
+        for one in suspended:
+            one.resume()
+        first.now.wait_for("another process has taken over the batches")
+        second.check(batch_id, 2000)
+    finally:
+        first.now.close()
+        second.now.close()
 
 
 @pytest.mark.slow
