@@ -106,7 +106,7 @@ class BatchOptions:
     batch_concurrency: int | None = setting(
         None,
         "most sequences that batches have in flight (a quarter of it while other requests run); "
-        "default: a quarter of --max-running-requests, at most 64",
+        "default: a quarter of --max-running-requests, at most 64, on a CPU 16",
         minimum=1,
     )
     batch_choices_object: bool = setting(

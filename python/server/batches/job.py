@@ -40,6 +40,7 @@ from trunkline.server.state import Server, offload
 _BATCH_CLASS: Final = 1
 _PAGE_LINES: Final = 32
 _PAGE_BYTES: Final = 1 << 20
+_ANY_BYTES: Final = 1 << 40  # lines that were found good stay so under another limit
 _REST_LINES: Final = 500
 _BUSY_S: Final = 1.0  # before a line is tried again that the engine had no room for
 _SHARED_DEATHS: Final = 2  # engines that may die under a line before it must run alone
@@ -77,6 +78,24 @@ class BatchJob:
             LeaseLost: another process works on the batches now.
             EngineDied: the engine will not come back.
         """
+        try:
+            batch = await self._answer_all()
+        except FileNotFoundError as error:
+            logs.SERVER.error("the input of %s is gone: %s", self._id, error)
+            problem = Problem("missing_file", "The input file is gone.")
+            await self._bench.store.fail(self._bench.token, self._id, [problem])
+            return
+        if batch.outcome is not None:
+            output, error_file = await write_files(batch, self._bench.files, self._bench.results)
+            await self._bench.store.finish(self._bench.token, batch, output, error_file)
+            logs.SERVER.info("%s is %s", self._id, batch.outcome)
+
+    async def _answer_all(self) -> BatchRecord:
+        """Bring the batch to where every line has an answer, or its input was found to be bad.
+
+        Raises:
+            FileNotFoundError: its input is gone.
+        """
         store, token = self._bench.store, self._bench.token
         batch = await store.get(self._id)
         if batch.status == "validating":
@@ -89,13 +108,9 @@ class BatchJob:
         if batch.status == "cancelling" and batch.outcome is None:
             await store.conclude(token, self._id, "cancelled")
             batch = await store.get(self._id)
-        if batch.outcome is None:
-            return
         if batch.outcome in answers.UNANSWERED and batch.in_progress_at is not None:
             await self._answer_the_rest(batch)
-        output, error = await write_files(batch, self._bench.files, self._bench.results)
-        await store.finish(token, batch, output, error)
-        logs.SERVER.info("%s is %s", self._id, batch.outcome)
+        return batch
 
     async def _validate(self, batch: BatchRecord) -> None:
         validation = Validation(batch.endpoint, self._bench.server)
@@ -104,11 +119,7 @@ class BatchJob:
             with self._bench.files.storage.open(batch.input_file_id) as file:
                 validation.run(file)
 
-        try:
-            await asyncio.to_thread(work)
-        except OSError as error:
-            logs.SERVER.error("the input of %s cannot be read: %s", batch.id, error)
-            validation.problems.append(Problem("unreadable_file", "The file cannot be read."))
+        await asyncio.to_thread(work)
         store, token = self._bench.store, self._bench.token
         if validation.problems:
             await store.fail(token, batch.id, validation.problems)
@@ -153,10 +164,9 @@ class BatchJob:
             raise failures.exceptions[0] from None
 
     async def _unanswered(self, batch: BatchRecord) -> AsyncGenerator[Line, None]:
-        max_bytes = self._bench.server.config.http.max_body_bytes
         file = await asyncio.to_thread(self._bench.files.storage.open, batch.input_file_id)
         with contextlib.closing(file):
-            lines = raw_lines(file, max_bytes)
+            lines = raw_lines(file, _ANY_BYTES)
             while page := await asyncio.to_thread(lambda: _page(lines)):
                 numbers = page[0].number, page[-1].number
                 known = await self._bench.results.answered(batch.id, *numbers)
@@ -164,7 +174,7 @@ class BatchJob:
                     if raw.number in known:
                         continue
                     try:
-                        yield parse_line(raw, batch.endpoint, max_bytes)
+                        yield parse_line(raw, batch.endpoint, _ANY_BYTES)
                     except BadLine as bad:
                         raise AssertionError("the input of a batch has changed") from bad
 

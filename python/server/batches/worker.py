@@ -27,6 +27,7 @@ _CLEAN_S: Final = 600.0
 _REST_S: Final = 10.0  # after a failure of the server's own
 _SHARE: Final = 4  # of what may run, a quarter is for batches; while others wait, a quarter of that
 _MOST: Final = 64
+_MOST_ON_CPU: Final = 16  # more rows make its steps longer for all, and few tokens more
 
 
 class Worker:
@@ -65,7 +66,10 @@ class Worker:
         most = self._server.config.batches.batch_concurrency
         if most is None:
             facts = self._server.client.status.facts
-            most = min(_MOST, facts.max_running_requests // _SHARE) if facts is not None else 1
+            if facts is None:
+                return 1
+            bound = _MOST_ON_CPU if facts.device == "cpu" else _MOST
+            most = min(bound, facts.max_running_requests // _SHARE)
         return max(1, most // _SHARE if self._server.in_flight else most)
 
     async def _serve(self) -> None:

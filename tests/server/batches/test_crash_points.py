@@ -24,7 +24,8 @@ from tests.server.batches.harness import (
 )
 from tests.server.fake_engine import FakeEngine
 
-from trunkline.server.batches import database, storage
+from trunkline.server.batches import crew, database, job, results, storage
+from trunkline.server.batches.records import BatchRecord
 from trunkline.server.state import Server
 
 IDS = [f"id-{n}" for n in range(6)]
@@ -164,5 +165,79 @@ def test_what_a_crash_left_is_swept_up(tmp_path: Path) -> None:
             assert not part.exists()
             assert new.exists()
             assert (tmp_path / "files" / batch.input_file_id).exists()
+
+    asyncio.run(main())
+
+
+def test_answers_wait_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, failures = results.Results._store, [3]
+
+    def full(one: results.Results, connection: sqlite3.Connection, rows: Any) -> None:
+        store(one, connection, rows)
+        if failures[0]:
+            failures[0] -= 1
+            raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(results.Results, "_store", full)
+    monkeypatch.setattr(results, "_RETRY_S", 0.01)
+
+    async def main() -> None:
+        async with server_on(tmp_path) as server:
+            batch = await ended(server, await add_batch(server, LINES))
+            await check_answers(server, batch, IDS)
+            assert failures == [0]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_input_that_is_gone_fails_its_batch_alone(tmp_path: Path, when: str) -> None:
+    async def main() -> None:
+        engine = FakeEngine(delay_s=0.001)
+        async with server_on(tmp_path, engine) as server:
+            parts = await server.batches.opened()
+            if when == "before":
+                await parts.worker.stop()
+            lost = await add_batch(server, LINES)
+            if when == "after":
+                while not engine.running:
+                    await asyncio.sleep(0.001)
+                await parts.worker.stop()
+            parts.files.storage.remove((await parts.store.get(lost)).input_file_id)
+            good = await add_batch(server, LINES)
+        async with server_on(tmp_path) as server:
+            batch = await ended(server, lost)
+            assert batch.status == "failed"
+            assert "missing_file" in (batch.errors or "")
+            await check_answers(server, await ended(server, good), IDS)
+
+    asyncio.run(main())
+
+
+def test_a_job_that_fails_does_not_hold_up_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken: list[str] = []
+    write = job.write_files
+
+    async def failing(batch: BatchRecord, *rest: Any) -> Any:
+        if batch.id in broken:
+            broken.remove(batch.id)
+            raise OSError("no such luck")
+        return await write(batch, *rest)
+
+    monkeypatch.setattr(job, "write_files", failing)
+    monkeypatch.setattr(crew, "_REST_S", 0.5)
+
+    async def main() -> None:
+        async with server_on(tmp_path) as server:
+            first = await add_batch(server, LINES)
+            broken.append(first)
+            second = await add_batch(server, LINES)
+            await check_answers(server, await ended(server, second), IDS)
+            assert broken == []
+            parts = await server.batches.opened()
+            assert (await parts.store.get(first)).status == "finalizing"
+            await check_answers(server, await ended(server, first), IDS)
 
     asyncio.run(main())
