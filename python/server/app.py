@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -25,7 +26,7 @@ from trunkline.engine.validation import (
 )
 from trunkline.server.answer import IGNORED_HEADER
 from trunkline.server.anthropic.errors import AnthropicEdge
-from trunkline.server.batches.service import Batches
+from trunkline.server.batches.service import Batches, storage_failure
 from trunkline.server.config import ServerConfig
 from trunkline.server.errors import FAILURES, Failure
 from trunkline.server.http import error_response, failure_response
@@ -132,6 +133,7 @@ def _exception_handlers() -> dict[Any, Callable[[Request, Any], Any]]:
     return {
         HTTPException: _http_exception,
         ClientDisconnect: _gone,
+        sqlite3.OperationalError: storage_failure,
         **dict.fromkeys(FAILURES, _failure),
     }
 

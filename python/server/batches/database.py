@@ -1,7 +1,8 @@
-"""The SQLite database of files and batches: one connection, in a thread of its own.
+"""The SQLite database of files and batches: a connection that writes and one that reads.
 
-Every piece of work is one transaction and runs outside the event loop. A write that has returned is
-on the disk (WAL, synchronous=FULL). Knows the schema; nothing of what is done with it.
+Each has a thread of its own, so that the event loop waits for neither, and a reader for no writer.
+Every piece of work is one transaction. A write that has returned is on the disk (WAL,
+synchronous=FULL). Knows the schema; nothing of what is done with it.
 """
 
 from __future__ import annotations
@@ -74,15 +75,39 @@ INSERT INTO lease VALUES (1, 0, NULL, 0);
 """
 
 
+class _Owner:
+    """A connection and the thread that alone uses it."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+
+    async def open(self, path: Path) -> None:
+        try:
+            self._connection = await self._call(lambda: _connect(path))
+        except BaseException:
+            self._thread.shutdown(wait=False)
+            raise
+
+    async def run(self, work: Callable[[sqlite3.Connection], Value]) -> Value:
+        return await self._call(lambda: work(self._connection))
+
+    async def close(self) -> None:
+        await self._call(self._connection.close)
+        self._thread.shutdown()
+
+    async def _call(self, work: Callable[[], Value]) -> Value:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
 class Database:
-    """Runs transactions one after another; waits for another process's without blocking the loop.
+    """Runs transactions that write one after another, and beside them those that read.
 
     A caller that is cancelled does not undo its transaction: work must be safe to do twice.
     """
 
-    def __init__(self, connection: sqlite3.Connection, thread: ThreadPoolExecutor) -> None:
-        self._connection = connection
-        self._thread = thread
+    def __init__(self, writer: _Owner, reader: _Owner) -> None:
+        self._writer = writer
+        self._reader = reader
 
     @classmethod
     async def open(cls, path: Path) -> Database:
@@ -91,29 +116,32 @@ class Database:
         Raises:
             sqlite3.Error: it cannot be opened, or is another version's.
         """
-        thread = ThreadPoolExecutor(1, thread_name_prefix="batches-database")
+        writer, reader = _Owner("batches-write"), _Owner("batches-read")
+        await writer.open(path)
         try:
-            loop = asyncio.get_running_loop()
-            return cls(await loop.run_in_executor(thread, _connect, path), thread)
+            await reader.open(path)
         except BaseException:
-            thread.shutdown(wait=False)
+            await writer.close()
             raise
+        return cls(writer, reader)
 
     async def write(self, work: Callable[[sqlite3.Connection], Value]) -> Value:
-        """Run `work` in a transaction that is on disk on return, or undone if it raises."""
-        return await self._run(lambda: _transaction(self._connection, work))
+        """Run `work` in a transaction that is on disk on return, or undone if it raises.
+
+        Raises:
+            sqlite3.OperationalError: the disk is full, or another process did not end its own
+                transaction in time.
+        """
+        return await self._writer.run(lambda connection: _transaction(connection, work))
 
     async def read(self, work: Callable[[sqlite3.Connection], Value]) -> Value:
-        """Run `work`, which only reads, on one state of the database."""
-        return await self._run(lambda: _snapshot(self._connection, work))
+        """Run `work`, which only reads, on one state of the database; waits for no writer."""
+        return await self._reader.run(lambda connection: _snapshot(connection, work))
 
     async def close(self) -> None:
         """Let go of the database after what is under way."""
-        await self._run(self._connection.close)
-        self._thread.shutdown()
-
-    async def _run(self, work: Callable[[], Value]) -> Value:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        await self._reader.close()
+        await self._writer.close()
 
 
 def _connect(path: Path) -> sqlite3.Connection:

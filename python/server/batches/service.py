@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from trunkline.engine.validation import RequestError
+from trunkline.server import logs
 from trunkline.server.batches.database import Database
 from trunkline.server.batches.files import FileStore
 from trunkline.server.batches.storage import Storage
 from trunkline.server.batches.store import BatchStore
 from trunkline.server.batches.worker import Worker
 from trunkline.server.config import BatchOptions
+from trunkline.server.http import error_response
 from trunkline.server.state import Server, server_of
 
 
@@ -103,6 +106,14 @@ def storage_path(chosen: str | None, model: str) -> Path:
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", model.rstrip("/").rpartition("/")[2])[:64]
     digest = hashlib.sha256(model.encode()).hexdigest()[:8]
     return Path(base).expanduser().absolute() / "trunkline" / "storage" / f"{name}-{digest}"
+
+
+async def storage_failure(_: Request, error: Exception) -> Response:
+    """The response for what the database could not do: 507 when the disk is full, else 503."""
+    logs.SERVER.error("the storage of files and batches failed: %s", error)
+    is_full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    message = f"files and batches cannot be stored now: {error}."
+    return error_response(message, 507 if is_full else 503)
 
 
 async def opened(request: Request) -> Opened:

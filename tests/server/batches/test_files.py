@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
 import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -278,3 +281,56 @@ def test_nothing_is_made_until_it_is_needed(
         upload(server)
         [made] = (tmp_path / "trunkline" / "storage").iterdir()
         assert made.name.startswith("model-")
+
+
+def test_an_upload_that_breaks_off_leaves_nothing(live: Live, root: Path) -> None:
+    upload(live)
+    before = everything_below(root)
+    head = (
+        b"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-length: 90000\r\n"
+        b"content-type: multipart/form-data; boundary=b\r\n\r\n"
+        b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    )
+    with socket.create_connection(("127.0.0.1", live.port)) as connection:
+        connection.sendall(head + b"x" * 50_000)
+        deadline = time.monotonic() + 10
+        while everything_below(root) == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    while everything_below(root) != before:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_storage_that_is_locked_or_full_says_so(
+    client: openai.Client, live: Live, root: Path
+) -> None:
+    file = client.files.create(file=b"x", purpose="batch")
+    parts = live.server.batches._opened
+    assert parts is not None
+
+    async def shorten() -> None:
+        await parts.database._writer.run(lambda one: one.execute("PRAGMA busy_timeout = 50"))
+
+    asyncio.run_coroutine_threadsafe(shorten(), live.loop).result(5)
+    with closing(sqlite3.connect(root / "state.sqlite3", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        response = live.http.delete(f"/v1/files/{file.id}")
+        assert response.status_code == 503
+        assert "locked" in response.json()["message"]
+        assert client.files.retrieve(file.id) == file  # who reads does not wait
+        other.execute("ROLLBACK")
+    pages = "PRAGMA max_page_count = 1"
+
+    async def fill() -> None:
+        await parts.database._writer.run(lambda one: one.execute(pages).fetchall())
+
+    asyncio.run_coroutine_threadsafe(fill(), live.loop).result(5)
+    codes = [
+        live.http.post("/v1/files", files={"file": ("n" * 250, b"x")}).status_code
+        for _ in range(200)
+    ]
+    assert set(codes) == {200, 507}
+    pages = "PRAGMA max_page_count = 1000000"
+    asyncio.run_coroutine_threadsafe(fill(), live.loop).result(5)
+    assert client.files.delete(file.id).deleted

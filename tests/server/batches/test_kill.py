@@ -182,15 +182,34 @@ def test_another_server_takes_over_from_a_killed_one(model: Path, tmp_path: Path
         second.now.close()
 
 
+def suspend_between_transactions(servers: Servers) -> list[psutil.Process]:
+    """Stop a server and its engine; one that is stopped in a transaction keeps others waiting."""
+    processes = [psutil.Process(servers.now.process.pid), *servers.now.children]
+    for _ in range(100):
+        for one in processes:
+            one.suspend()
+        path = servers.storage / "state.sqlite3"
+        with closing(sqlite3.connect(path, timeout=0.2, isolation_level=None)) as connection:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                pass
+            else:
+                connection.execute("ROLLBACK")
+                return processes
+        for one in processes:
+            one.resume()
+        time.sleep(random.random() * 0.1)
+    raise AssertionError("it is always in a transaction")
+
+
 @pytest.mark.slow
 def test_a_server_that_was_suspended_cannot_write_any_more(model: Path, tmp_path: Path) -> None:
     first, second = Servers(model, tmp_path / "storage"), Servers(model, tmp_path / "storage")
     try:
         batch_id = first.start_batch(2000, max_tokens=8, ignore_eos=True)
         first.wait(lambda: answered(first) >= 50)
-        suspended = [psutil.Process(first.now.process.pid), *first.now.children]
-        for one in suspended:
-            one.suspend()
+        suspended = suspend_between_transactions(first)
         second.wait(lambda: second.batch(batch_id)["request_counts"]["completed"] > 150)
         for one in suspended:
             one.resume()
