@@ -9,7 +9,7 @@ from typing import Final
 
 from trunkline.engine.client import EngineDied
 from trunkline.server import logs
-from trunkline.server.batches.job import BatchJob, Bench
+from trunkline.server.batches.job import BatchJob, Workshop
 from trunkline.server.batches.lease import LeaseLost
 from trunkline.server.batches.records import BatchRecord
 
@@ -21,8 +21,8 @@ _REST_S: Final = 10.0  # after a failure of the server's own
 class Crew:
     """Jobs under one grant of the lease; `disband` must be called at the end."""
 
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
+    def __init__(self, shop: Workshop) -> None:
+        self._shop = shop
         self._jobs: dict[str, tuple[BatchJob, asyncio.Task[None]]] = {}
 
     def assign(self, batches: Sequence[BatchRecord]) -> None:
@@ -37,7 +37,7 @@ class Crew:
                 if is_cancelled:
                     self._jobs[batch.id][0].cancel()
             elif needs_no_room or len(self._jobs) < SIDE_BY_SIDE:
-                job = BatchJob(batch.id, self._bench)
+                job = BatchJob(batch.id, self._shop)
                 self._jobs[batch.id] = job, asyncio.create_task(_guarded(batch.id, job))
 
     async def next_change(self, wake: asyncio.Event) -> None:

@@ -10,6 +10,25 @@ from typing import Final
 ALONE: Final = 1 << 30  # a weight that fits only when nothing else is in flight
 
 
+class Place:
+    """Room that a piece of work has in a gate; `leave` may be called again and again."""
+
+    def __init__(self, gate: Gate, weight: int) -> None:
+        self._gate = gate
+        self._weight = weight
+
+    async def change(self, weight: int) -> None:
+        """Leave, and wait for room of another weight, at the end of the line."""
+        self.leave()
+        await self._gate.acquire(weight)
+        self._weight = weight
+
+    def leave(self) -> None:
+        """Give the room back."""
+        weight, self._weight = self._weight, 0
+        self._gate.release(weight)
+
+
 class Gate:
     """Lets work in while its weights fit a limit that may change; at least one piece always runs.
 
@@ -21,8 +40,13 @@ class Gate:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self.in_flight = 0
 
+    async def enter(self, weight: int) -> Place:
+        """Wait for a place, which must be left."""
+        await self.acquire(weight)
+        return Place(self, weight)
+
     async def acquire(self, weight: int) -> None:
-        """Wait for a place, to be given back by `release` with the same weight."""
+        """Wait for room, to be given back by `release` with the same weight."""
         if not self._waiting and self._fits(weight):
             self.in_flight += weight
             return
@@ -40,7 +64,7 @@ class Gate:
             raise
 
     def release(self, weight: int) -> None:
-        """Give a place back."""
+        """Give room back."""
         self.in_flight -= weight
         self._admit()
 

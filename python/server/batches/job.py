@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from trunkline.engine.client import EngineDied
@@ -18,7 +19,7 @@ from trunkline.server import logs
 from trunkline.server.answer import Prepared, whole_answer
 from trunkline.server.batches import answers
 from trunkline.server.batches.files import FileStore
-from trunkline.server.batches.gate import ALONE, Gate
+from trunkline.server.batches.gate import ALONE, Gate, Place
 from trunkline.server.batches.lines import (
     LINE_KINDS,
     BadLine,
@@ -48,7 +49,7 @@ _MOST_DEATHS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
+class Workshop:
     """What the jobs of one grant of the lease share."""
 
     server: Server
@@ -62,9 +63,9 @@ class Bench:
 class BatchJob:
     """One batch at work."""
 
-    def __init__(self, batch_id: str, bench: Bench) -> None:
+    def __init__(self, batch_id: str, shop: Workshop) -> None:
         self._id = batch_id
-        self._bench = bench
+        self._shop = shop
         self._stop = asyncio.Event()
 
     def cancel(self) -> None:
@@ -83,11 +84,11 @@ class BatchJob:
         except FileNotFoundError as error:
             logs.SERVER.error("the input of %s is gone: %s", self._id, error)
             problem = Problem("missing_file", "The input file is gone.")
-            await self._bench.store.fail(self._bench.token, self._id, [problem])
+            await self._shop.store.fail(self._shop.token, self._id, [problem])
             return
         if batch.outcome is not None:
-            output, error_file = await write_files(batch, self._bench.files, self._bench.results)
-            await self._bench.store.finish(self._bench.token, batch, output, error_file)
+            output, error_file = await write_files(batch, self._shop.files, self._shop.results)
+            await self._shop.store.finish(self._shop.token, batch, output, error_file)
             logs.SERVER.info("%s is %s", self._id, batch.outcome)
 
     async def _answer_all(self) -> BatchRecord:
@@ -96,7 +97,7 @@ class BatchJob:
         Raises:
             FileNotFoundError: its input is gone.
         """
-        store, token = self._bench.store, self._bench.token
+        store, token = self._shop.store, self._shop.token
         batch = await store.get(self._id)
         if batch.status == "validating":
             await self._validate(batch)
@@ -113,14 +114,14 @@ class BatchJob:
         return batch
 
     async def _validate(self, batch: BatchRecord) -> None:
-        validation = Validation(batch.endpoint, self._bench.server)
+        validation = Validation(batch.endpoint, self._shop.server)
 
         def work() -> None:
-            with self._bench.files.storage.open(batch.input_file_id) as file:
+            with self._shop.files.storage.open(batch.input_file_id) as file:
                 validation.run(file)
 
         await asyncio.to_thread(work)
-        store, token = self._bench.store, self._bench.token
+        store, token = self._shop.store, self._shop.token
         if validation.problems:
             await store.fail(token, batch.id, validation.problems)
         else:
@@ -144,7 +145,7 @@ class BatchJob:
             work.cancel()
             await asyncio.wait([work])
             _ = work.cancelled() or work.exception()  # it was raised above, or came too late
-            await self._bench.results.settle()
+            await self._shop.results.settle()
 
     async def _dispatch(self, batch: BatchRecord) -> None:
         try:
@@ -153,23 +154,25 @@ class BatchJob:
                 contextlib.aclosing(self._unanswered(batch)) as lines,
             ):
                 async for line in lines:
-                    await self._bench.server.client.ready()
+                    await self._shop.server.client.ready()
                     work = await self._prepare(batch, line)
                     weight = 1
                     if isinstance(work, Prepared):
                         weight = sum(request.n for request in work.job.requests)
-                    await self._bench.gate.acquire(weight)
-                    group.create_task(self._run_line(line, work, weight))
+                    place = await self._shop.gate.enter(weight)
+                    task = group.create_task(self._run_line(line, work, place))
+                    # Not the task's own business: one that is cancelled at once never begins.
+                    task.add_done_callback(partial(_leave, place))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
 
     async def _unanswered(self, batch: BatchRecord) -> AsyncGenerator[Line, None]:
-        file = await asyncio.to_thread(self._bench.files.storage.open, batch.input_file_id)
+        file = await asyncio.to_thread(self._shop.files.storage.open, batch.input_file_id)
         with contextlib.closing(file):
             lines = raw_lines(file, _ANY_BYTES)
             while page := await asyncio.to_thread(lambda: _page(lines)):
                 numbers = page[0].number, page[-1].number
-                known = await self._bench.results.answered(batch.id, *numbers)
+                known = await self._shop.results.answered(batch.id, *numbers)
                 for raw in page:
                     if raw.number in known:
                         continue
@@ -180,7 +183,7 @@ class BatchJob:
 
     async def _prepare(self, batch: BatchRecord, line: Line) -> Prepared | Answer:
         """The work of a line, in the batch class; or its answer if its body is not good."""
-        server, prepare = self._bench.server, LINE_KINDS[batch.endpoint]
+        server, prepare = self._shop.server, LINE_KINDS[batch.endpoint]
         rid = line_id(batch.id, line.number)
         try:
             prepared = await offload(line.num_bytes, lambda: prepare(line.body, server, rid))
@@ -193,31 +196,25 @@ class BatchJob:
         requests = [replace(one, request_class=_BATCH_CLASS) for one in prepared.job.requests]
         return Prepared(replace(prepared.job, requests=requests), prepared.reply)
 
-    async def _run_line(self, line: Line, work: Prepared | Answer, weight: int) -> None:
-        """Answer a line, however often the engine dies of others; gives `weight` back."""
-        gate, deaths = self._bench.gate, 0
-        try:
-            while not isinstance(work, Answer):
-                try:
-                    work = await self._attempt(line, work)
-                except EngineDied as death:
-                    deaths += 1
-                    if deaths >= _MOST_DEATHS:
-                        work = answers.refused(self._id, line, death)
-                        break
-                    if deaths >= _SHARED_DEATHS:
-                        gate.release(weight)
-                        weight = 0
-                        await gate.acquire(ALONE)
-                        weight = ALONE
-                    await self._bench.server.client.ready()
-            await self._bench.results.save(work)
-        finally:
-            gate.release(weight)
+    async def _run_line(self, line: Line, work: Prepared | Answer, place: Place) -> None:
+        """Answer a line, however often the engine dies of others."""
+        deaths = 0
+        while not isinstance(work, Answer):
+            try:
+                work = await self._attempt(line, work)
+            except EngineDied as death:
+                deaths += 1
+                if deaths >= _MOST_DEATHS:
+                    work = answers.refused(self._id, line, death)
+                    break
+                if deaths >= _SHARED_DEATHS:
+                    await place.change(ALONE)
+                await self._shop.server.client.ready()
+        await self._shop.results.save(work)
         self._count(work)
 
     def _count(self, answer: Answer) -> None:
-        metrics = self._bench.server.metrics
+        metrics = self._shop.server.metrics
         metrics.count("batch_requests_total", 1, "failed" if answer.is_error else "completed")
         metrics.count("prompt_tokens_total", answer.input_tokens, "false")
         metrics.count("cached_tokens_total", answer.cached_tokens, "device")
@@ -229,7 +226,7 @@ class BatchJob:
         Raises:
             EngineDied: the engine was lost on the way.
         """
-        server = self._bench.server
+        server = self._shop.server
         as_object = server.config.batches.batch_choices_object
         while True:
             try:
@@ -255,9 +252,13 @@ class BatchJob:
             async for line in lines:
                 rest.append(answers.unanswered(batch.id, line, batch.outcome))
                 if len(rest) == _REST_LINES:
-                    await self._bench.results.save_many(rest)
+                    await self._shop.results.save_many(rest)
                     rest = []
-        await self._bench.results.save_many(rest)
+        await self._shop.results.save_many(rest)
+
+
+def _leave(place: Place, _: asyncio.Task[None]) -> None:
+    place.leave()
 
 
 def _page(lines: Iterator[RawLine]) -> list[RawLine]:

@@ -16,7 +16,7 @@ from trunkline.server.batches.crew import SIDE_BY_SIDE, Crew
 from trunkline.server.batches.database import Database
 from trunkline.server.batches.files import FileStore
 from trunkline.server.batches.gate import Gate
-from trunkline.server.batches.job import Bench
+from trunkline.server.batches.job import Workshop
 from trunkline.server.batches.lease import LEASE_S, Lease, LeaseLost
 from trunkline.server.batches.results import Results
 from trunkline.server.batches.store import BatchStore
@@ -120,7 +120,7 @@ class Worker:
             await self._database.write(lambda connection: self._lease.renew(connection, token))
 
     async def _run_jobs(self, token: int) -> None:
-        bench = Bench(
+        shop = Workshop(
             server=self._server,
             store=self._store,
             files=self._files,
@@ -128,7 +128,7 @@ class Worker:
             gate=self._gate,
             token=token,
         )
-        crew = Crew(bench)
+        crew = Crew(shop)
         try:
             while True:
                 self._wake.clear()

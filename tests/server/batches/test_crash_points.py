@@ -10,6 +10,7 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from tests.server.batches.harness import (
 from tests.server.fake_engine import FakeEngine
 
 from trunkline.server.batches import crew, database, job, results, storage
+from trunkline.server.batches.gate import Gate
+from trunkline.server.batches.lease import Lease
 from trunkline.server.batches.records import BatchRecord
 from trunkline.server.state import Server
 
@@ -239,5 +242,61 @@ def test_a_job_that_fails_does_not_hold_up_others(
             parts = await server.batches.opened()
             assert (await parts.store.get(first)).status == "finalizing"
             await check_answers(server, await ended(server, first), IDS)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["run", "cancel"])
+def test_who_is_stopped_at_any_moment_leaves_the_gate(tmp_path: Path, kind: str) -> None:
+    async def main() -> None:
+        engine = FakeEngine(delay_s=0)
+        async with server_on(tmp_path, engine, batch_concurrency=2) as server:
+            parts = await server.batches.opened()
+            await parts.worker.stop()
+            token = await parts.database.write(Lease().acquire)
+            assert token is not None
+            shop = job.Workshop(
+                server=server,
+                store=parts.store,
+                files=parts.files,
+                results=results.Results(parts.database, token),
+                gate=Gate(lambda: 2),
+                token=token,
+            )
+            for turns in range(0, 120, 1 if kind == "run" else 3):
+                one = job.BatchJob(await add_batch(server, LINES), shop)
+                task = asyncio.create_task(one.run())
+                for _ in range(turns):
+                    await asyncio.sleep(0.0002)
+                    if shop.gate.in_flight and turns % 2:
+                        break
+                if kind == "run":
+                    task.cancel()
+                    await asyncio.wait([task])
+                else:
+                    one.cancel()
+                    await task
+                await asyncio.sleep(0)
+                assert shop.gate.in_flight == 0
+
+    asyncio.run(main())
+
+
+def test_a_line_that_is_cancelled_before_it_begins_leaves_the_gate() -> None:
+    async def main() -> None:
+        gate = Gate(lambda: 1)
+
+        async def line() -> None:
+            raise AssertionError("it never begins")
+
+        place = await gate.enter(1)
+        task = asyncio.create_task(line())
+        task.add_done_callback(partial(job._leave, place))
+        task.cancel()
+        await asyncio.wait([task])
+        await asyncio.sleep(0)
+        assert gate.in_flight == 0
+        place.leave()
+        assert gate.in_flight == 0
 
     asyncio.run(main())
