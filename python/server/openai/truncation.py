@@ -10,7 +10,10 @@ from trunkline.engine.validation import RequestError
 from trunkline.server.openai.chat import chat_prompt_ids, render_chat
 from trunkline.server.state import Server
 
-_OPEN_END: Final = {"add_generation_prompt": True, "continue_final_message": False}
+_OPEN_END: Final[dict[str, Any]] = {
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+}
 
 
 def fitting_prompt(
