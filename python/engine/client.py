@@ -21,6 +21,7 @@ from trunkline.engine.channel import Channel
 from trunkline.engine.messages import EngineStatus
 from trunkline.engine.recovery import Recovery
 from trunkline.engine.stream import (
+    DeadlyRequest,
     EngineDied,
     EventsLost,
     Request,
@@ -34,6 +35,7 @@ from trunkline.engine.stream import (
 __all__ = [
     "Client",
     "ControlFailed",
+    "DeadlyRequest",
     "EngineDied",
     "EngineStatus",
     "EventsLost",
@@ -262,7 +264,8 @@ class Client:
                 stream.end_aborted(now)
         guilty = self._recovery.engine_died(stream for stream in lost if not stream.aborted)
         if guilty is not None:
-            guilty.fail(EngineDied(f"the engine died each time that it ran this request: {error}"))
+            words = f"the engine died each time that it ran this request: {error}"
+            guilty.fail(DeadlyRequest(words))
 
     def _fail_all(self, error: EngineDied) -> None:
         """No engine will ever run what is in flight."""

@@ -50,6 +50,10 @@ class EngineDied(Exception):
     """The engine is gone, and with it the request; or it is not there yet."""
 
 
+class DeadlyRequest(EngineDied):
+    """The engine died each time that it ran this request, the last time of nothing else."""
+
+
 class EventsLost(EngineDied):
     """The engine's events do not join: a bug. The request is aborted."""
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Final
-
-ALONE: Final = 1 << 30  # a weight that fits only when nothing else is in flight
 
 
 class Place:
@@ -15,12 +12,6 @@ class Place:
 
     def __init__(self, gate: Gate, weight: int) -> None:
         self._gate = gate
-        self._weight = weight
-
-    async def change(self, weight: int) -> None:
-        """Leave, and wait for room of another weight, at the end of the line."""
-        self.leave()
-        await self._gate.acquire(weight)
         self._weight = weight
 
     def leave(self) -> None:

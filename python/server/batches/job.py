@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from trunkline.engine.client import EngineDied
+from trunkline.engine.client import DeadlyRequest, EngineDied
 from trunkline.server import logs
 from trunkline.server.answer import Prepared, whole_answer
 from trunkline.server.batches import answers
 from trunkline.server.batches.files import FileStore
-from trunkline.server.batches.gate import ALONE, Gate, Place
+from trunkline.server.batches.gate import Gate, Place
 from trunkline.server.batches.lines import (
     LINE_KINDS,
     BadLine,
@@ -44,8 +44,6 @@ _PAGE_BYTES: Final = 1 << 20
 _ANY_BYTES: Final = 1 << 40  # lines that were found good stay so under another limit
 _REST_LINES: Final = 500
 _BUSY_S: Final = 1.0  # before a line is tried again that the engine had no room for
-_SHARED_DEATHS: Final = 2  # engines that may die under a line before it must run alone
-_MOST_DEATHS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,18 +195,13 @@ class BatchJob:
         return Prepared(replace(prepared.job, requests=requests), prepared.reply)
 
     async def _run_line(self, line: Line, work: Prepared | Answer, place: Place) -> None:
-        """Answer a line, however often the engine dies of others."""
-        deaths = 0
+        """Answer a line, however often the engine is gone."""
         while not isinstance(work, Answer):
             try:
                 work = await self._attempt(line, work)
-            except EngineDied as death:
-                deaths += 1
-                if deaths >= _MOST_DEATHS:
-                    work = answers.refused(self._id, line, death)
-                    break
-                if deaths >= _SHARED_DEATHS:
-                    await place.change(ALONE)
+            except DeadlyRequest as death:
+                work = answers.refused(self._id, line, death)
+            except EngineDied:
                 await self._shop.server.client.ready()
         await self._shop.results.save(work)
         self._count(work)

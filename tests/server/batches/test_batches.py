@@ -359,9 +359,10 @@ def test_lines_outlive_the_engine(client: openai.Client, live: Live) -> None:
     batch = start(client, jsonl(chat_line(f"id-{n}") for n in range(60)))
     for _ in range(5):
         wait_until(lambda: bool(live.engine.running))
+        time.sleep(0.05)  # each life gives every line that it runs a token
         live.call(live.engine.kill)
         time.sleep(0.03)
-        live.call(lambda: live.engine.set_status("ready"))
+        live.call(live.engine.restart)
     batch = wait(client, batch)
     assert batch.status == "completed"
     assert len(lines_of(client, batch.output_file_id)) == 60
@@ -371,10 +372,10 @@ def test_lines_outlive_the_engine(client: openai.Client, live: Live) -> None:
 def test_a_line_that_kills_engines_fails_alone(tmp_path: Path) -> None:
     class Fragile(FakeEngine):
         def _submit(self, submit: messages.Submit) -> None:
-            super()._submit(submit)
             if b"poison" in bytes(submit.prompt):
-                loop = asyncio.get_running_loop()
-                loop.call_later(0.02, self._die)
+                asyncio.get_running_loop().call_later(0.02, self._die)
+            else:
+                super()._submit(submit)
 
         def _die(self) -> None:
             self.kill()
