@@ -123,19 +123,17 @@ class Load:
 async def measure(url: str, pid: int, streams: int, options: argparse.Namespace) -> Result:
     """One run against a server whose HTTP process is `pid`."""
     load = Load(url, options.model, options.rate)
-    tasks = [asyncio.create_task(load.stream(number)) for number in range(streams)]
     process = psutil.Process(pid)
-    await asyncio.sleep(WARMUP_S)
-    load.begin()
-    before, started_at = sum(process.cpu_times()[:2]), time.monotonic()
-    await asyncio.wait(tasks, timeout=options.seconds)
-    elapsed, used = time.monotonic() - started_at, sum(process.cpu_times()[:2]) - before
-    load.end()
-    for task in tasks:
-        if task.done():
-            task.result()
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(load.stream(number)) for number in range(streams)]
+        await asyncio.sleep(WARMUP_S)
+        load.begin()
+        before, started_at = sum(process.cpu_times()[:2]), time.monotonic()
+        await asyncio.sleep(options.seconds)
+        elapsed, used = time.monotonic() - started_at, sum(process.cpu_times()[:2]) - before
+        load.end()
+        for task in tasks:
+            task.cancel()
     latencies = sorted(load.latencies)
     tokens = len(latencies)
     return Result(
@@ -208,6 +206,7 @@ def report(url: str, pid: int, options: argparse.Namespace) -> None:
         print(
             f"| {one.streams} | {one.offered_tokens_per_s:.0f} | {one.delivered_tokens_per_s:.0f} "
             f"| {one.server_cores:.2f} | {one.tokens_per_s_per_core:.0f} "
+            f"| {one.events_per_token:.2f} "
             f"| {one.latency_p50_ms:.2f} | {one.latency_p99_ms:.2f} |"
         )
     if options.json:
