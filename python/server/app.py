@@ -6,7 +6,6 @@ import json
 import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -35,7 +34,6 @@ from trunkline.server.load import HEADER, LoadHeader
 from trunkline.server.metrics import Metrics
 from trunkline.server.middleware import Edge, Guard
 from trunkline.server.openai.responses_store import ResponseStore
-from trunkline.server.route import access_of
 from trunkline.server.routes import ROUTES
 from trunkline.server.state import ChatTemplate, ServedModel, Server
 from trunkline.server.token_text import Tokenizer, TokenTexts
@@ -92,7 +90,7 @@ def create_app(
             Middleware(
                 Edge,
                 metrics=metrics,
-                paths=frozenset(route.path for route in ROUTES),
+                routes=ROUTES,
                 load=LoadHeader(client, metrics.engine).value if config.api.load_header else None,
             ),
             Middleware(
@@ -105,7 +103,6 @@ def create_app(
             Middleware(
                 Guard,
                 keys=Keys(config.http.api_key, config.http.admin_api_key),
-                access=partial(access_of, ROUTES),
                 is_draining=lambda: server.draining,
             ),
         ],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from starlette.responses import Response
@@ -18,10 +18,11 @@ from trunkline.server.http import error_response
 from trunkline.server.keys import Keys
 from trunkline.server.load import HEADER as LOAD_HEADER
 from trunkline.server.metrics import Metrics
-from trunkline.server.route import Access
+from trunkline.server.route import Route, find
 
 REQUEST_ID: Final = "trunkline.request_id"
 OWN_REQUEST: Final = "trunkline.own_request"  # in the scope of what the server asks itself
+_ACCESS: Final = "trunkline.access"
 _IS_CLIENT: Final = "trunkline.is_client"
 _MAX_ID_BYTES: Final = 128
 _OTHER: Final = "other"
@@ -51,17 +52,17 @@ class Edge:
         self,
         app: ASGIApp,
         metrics: Metrics,
-        paths: frozenset[str],
+        routes: Sequence[Route],
         load: Callable[[], bytes] | None,
     ) -> None:
         """Wrap `app`.
 
-        `paths` are those that metrics name, others count as "other"; `load` gives the value of the
+        Metrics name the paths of `routes`, others count as "other"; `load` gives the value of the
         load header, which goes to who may call as a client.
         """
         self._app = app
         self._metrics = metrics
-        self._paths = paths
+        self._routes = routes
         self._load = load
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,7 +70,9 @@ class Edge:
             await self._app(scope, receive, send)
             return
         scope[REQUEST_ID] = uuid.uuid4().hex
-        metrics, label = self._metrics, self._label(scope["path"])
+        route, takes_method = find(self._routes, scope)
+        scope[_ACCESS] = route.access if route is not None and takes_method else "client"
+        metrics, label = self._metrics, _OTHER if route is None else route.path
         exchange = _Exchange(scope, send, _Body(receive), metrics, label, self._load)
         self._metrics.http_active += 1
         try:
@@ -83,9 +86,6 @@ class Edge:
         finally:
             self._metrics.http_active -= 1
             exchange.close()
-
-    def _label(self, path: str) -> str:
-        return path if path in self._paths else _OTHER
 
 
 class _Exchange:
@@ -155,17 +155,10 @@ def _is_printable(value: bytes) -> bool:
 class Guard:
     """Turns away who has no key, and new work while the server drains."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        keys: Keys,
-        access: Callable[[Scope], Access],
-        is_draining: Callable[[], bool],
-    ) -> None:
-        """Wrap `app`; `access` tells which keys a request needs."""
+    def __init__(self, app: ASGIApp, keys: Keys, is_draining: Callable[[], bool]) -> None:
+        """Wrap `app`; `Edge` must stand around it, and says which keys a request needs."""
         self._app = app
         self._keys = keys
-        self._access = access
         self._is_draining = is_draining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -179,7 +172,7 @@ class Guard:
     def _refusal(self, scope: Scope) -> Response | None:
         if scope["method"] == "OPTIONS" or OWN_REQUEST in scope:
             return None
-        access, key = self._access(scope), given_key(scope)
+        access, key = scope[_ACCESS], given_key(scope)
         refused = self._keys.refusal(access, key)
         if refused is not None:
             status, why = refused

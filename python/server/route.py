@@ -86,9 +86,13 @@ class Description:
     errors: Mapping[int, str] = field(default_factory=dict)
 
 
-def access_of(routes: Sequence[Route], scope: Scope) -> Access:
-    """Who may make a request; for paths and methods that are not there, any client."""
+def find(routes: Sequence[Route], scope: Scope) -> tuple[Route | None, bool]:
+    """The route of a request, and whether it takes the request's method; None for no path."""
+    partial = None
     for route in routes:
-        if route.matches(scope)[0] is Match.FULL:
-            return route.access
-    return "client"
+        match, _ = route.matches(scope)
+        if match is Match.FULL:
+            return route, True
+        if match is Match.PARTIAL and partial is None:
+            partial = route
+    return partial, False

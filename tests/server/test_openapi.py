@@ -21,8 +21,8 @@ from trunkline.engine.validation import Limits, RequestError, parse_sampling_par
 from trunkline.server import operations
 from trunkline.server.openapi import bodies, openapi_document
 from trunkline.server.openapi.fields import nullable, sampling_params
-from trunkline.server.openapi.schemas import says_nothing
-from trunkline.server.route import JSON, Route
+from trunkline.server.openapi.schemas import Schemas, says_nothing
+from trunkline.server.route import JSON, Route, Takes
 from trunkline.server.routes import ROUTES
 
 LIMITS = Limits(vocab_size=VOCAB, context_length=512)
@@ -128,6 +128,25 @@ def test_null_is_allowed_once():
     assert nullable({"type": "string"}) == {"anyOf": [{"type": "string"}, {"type": "null"}]}
     assert nullable(nullable({"type": "string"})) == nullable({"type": "string"})
     assert nullable({}) == {}
+
+
+class Loose(msgspec.Struct):
+    """Says little."""
+
+    value: object
+    values: dict[str, object] | None = None
+    rows: list[Any] | None = None
+
+
+def test_object_stands_for_anything():
+    schemas = Schemas(LIMITS)
+    assert schemas.of(list[object]) == {"type": "array", "items": {}}
+    schemas.of_body(Takes(kind=Loose, unsupported={"audio": ()}, bookkeeping=frozenset(("user",))))
+    properties = schemas.named["Loose"]["properties"]
+    assert properties["value"] == {}
+    assert properties["values"]["anyOf"][0]["type"] == "object"
+    assert properties["audio"]["enum"] == [None]
+    assert "without effect" in properties["user"]["description"]
 
 
 REQUESTS: list[tuple[str, dict[str, Any]]] = [

@@ -200,7 +200,12 @@ def test_sglang_names_are_unusual_and_nothing_else():
 def test_hostile_paths_do_not_grow_the_metrics(fresh: Live):
     for number in range(50):
         fresh.http.get(f"/nope/{number}")
-    assert "/nope" not in fresh.http.get("/metrics").text
+    fresh.http.get("/v1/models/a%2Fb")
+    fresh.http.get("/generate")
+    text = fresh.http.get("/metrics").text
+    assert "/nope" not in text
+    assert 'endpoint="/v1/models/{name:path}"' in text
+    assert 'endpoint="/generate",method="GET"' in text.replace('"fake/model",', "")
 
 
 @pytest.mark.skipif(which("promtool") is None, reason="promtool is not installed")

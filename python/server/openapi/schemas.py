@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -12,6 +12,7 @@ from trunkline.server.openapi.fields import Schema, nullable, only
 from trunkline.server.route import Takes
 
 _REFERENCE: Final = "#/components/schemas/{name}"
+_ANYTHING: Final = {"x-anything": True}  # msgspec takes no empty schema from a hook
 
 
 class Schemas:
@@ -24,10 +25,12 @@ class Schemas:
 
     def of(self, kind: Any) -> Schema:
         """A reference to the schema of a type, or the schema of one that has no name."""
-        [schema], named = msgspec.json.schema_components([kind], ref_template=_REFERENCE)
+        [schema], named = msgspec.json.schema_components(
+            [kind], schema_hook=_any, ref_template=_REFERENCE
+        )
         for name, one in named.items():
-            self.named.setdefault(name, one)
-        return schema
+            self.named.setdefault(name, _plain(one))
+        return cast(Schema, _plain(schema))
 
     def of_body(self, takes: Takes) -> Schema:
         """A reference to the schema of a request body."""
@@ -37,6 +40,28 @@ class Schemas:
             self._complete.add(name)
             self.named[name] = _completed(self.named[name], takes, takes.fields(self._limits))
         return reference
+
+
+def _any(kind: type) -> Schema:
+    """What msgspec does not know: `object` stands for anything, as `Any` does.
+
+    Raises:
+        NotImplementedError: it is another type.
+    """
+    if kind is not object:
+        raise NotImplementedError
+    return {**_ANYTHING}
+
+
+def _plain(schema: Any) -> Any:
+    """The same schema with the shortest form of "anything"."""
+    if isinstance(schema, list):
+        return [_plain(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if _ANYTHING.items() <= schema.items():
+        return {name: one for name, one in schema.items() if name not in _ANYTHING}
+    return {name: _plain(one) for name, one in schema.items()}
 
 
 def _completed(schema: Schema, takes: Takes, fields: Mapping[str, Mapping[str, Any]]) -> Schema:
