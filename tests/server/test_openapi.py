@@ -197,7 +197,7 @@ def test_requests_and_answers_are_as_described(
     response = live.post(path, sent)
     assert response.status_code == 200, response.text
     if stream:
-        schema = content["text/event-stream"]["schema"]["contentSchema"]
+        schema = content["text/event-stream"]["schema"]["properties"]["data"]["contentSchema"]
         for event in events(response):
             validator(schema).validate(event)
     elif content:

@@ -141,12 +141,15 @@ def _responses(route: Route, gives: Gives, schemas: Schemas) -> dict[str, Any]:
 
 
 def _events(event: Schema) -> Schema:
+    """The schema of one server-sent event, in the form that OpenAPI 3.2 gives to streams."""
     return {
-        "type": "string",
-        "description": 'With "stream": true. Server-sent events; their data is JSON of the schema '
-        "below, or [DONE] at the end. What fails after the start is a last event with an `error`.",
-        "contentMediaType": JSON,
-        "contentSchema": event,
+        "type": "object",
+        "description": 'One event of many, with "stream": true. The last has [DONE] for its data, '
+        "or, when something fails after the start, an object with an `error`.",
+        "properties": {
+            "data": {"type": "string", "contentMediaType": JSON, "contentSchema": event}
+        },
+        "required": ["data"],
     }
 
 

@@ -126,8 +126,8 @@ def _type(schema: Any) -> str:
     if "$ref" in schema:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#type-{name}">{name}</a>'
-    if "contentSchema" in schema:
-        return f"events of {_type(schema['contentSchema'])}"
+    if "contentSchema" in schema.get("properties", {}).get("data", {}):
+        return f"events of {_type(schema['properties']['data']['contentSchema'])}"
     for key in ("anyOf", "oneOf"):
         if key in schema:
             return " or ".join(dict.fromkeys(map(_type, schema[key])))
