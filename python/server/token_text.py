@@ -30,10 +30,16 @@ class TokenTexts:
         self._anchor = tokenizer.encode_batch(["a"], add_special_tokens=False)[0][-1:]
         self._anchor_text = tokenizer.decode(self._anchor, skip_special_tokens=False)
         self.text = lru_cache(maxsize=1 << 16)(self._text)
+        self.is_hidden = lru_cache(maxsize=1 << 16)(self._is_hidden)
 
     def _text(self, token_id: int) -> str:
         joined = self._tokenizer.decode([*self._anchor, token_id], skip_special_tokens=False)
         return joined[len(self._anchor_text) :]
+
+    def _is_hidden(self, token_id: int) -> bool:
+        """Whether texts without special tokens do not show it."""
+        joined = self._tokenizer.decode([*self._anchor, token_id])
+        return joined == self._anchor_text and self.text(token_id) != ""
 
     def raw(self, token_id: int) -> bytes:
         """The bytes of a token, those of a part of a character too."""

@@ -124,3 +124,26 @@ def test_clients_explicit_defaults(live: Live):
         top_p=1, max_tokens=256, suffix=None, user=None, stop=None,
     )  # fmt: skip
     assert response.status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_offsets_count_characters_of_the_text(stream: bool):
+    """Also where tokens are parts of characters, or special ones that the text does not show."""
+    answer = "👩‍👧é x漢"
+    with Live(FakeEngine(answer=lambda prompt, sample: answer)) as live:
+        fields = {"echo": True, "logprobs": 0, "stream": stream, "max_tokens": 100}
+        response = live.completion([EOS, *"aé漢b".encode()], **fields)
+        choices = (
+            [chunk["choices"][0] for chunk in events(response)]
+            if stream
+            else response.json()["choices"]
+        )
+    text = "".join(choice["text"] for choice in choices)
+    assert text == "aé漢b" + answer
+    blocks = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    offsets = [offset for block in blocks for offset in block["text_offset"]]
+    tokens = [token for block in blocks for token in block["tokens"]]
+    expected = [index for index, char in enumerate(text) for _ in char.encode()]
+    assert offsets == [0, *expected, len(text)]
+    for token, offset in zip(tokens[1:-1], offsets[1:-1], strict=True):
+        assert "\N{REPLACEMENT CHARACTER}" in token or text[offset:].startswith(token)

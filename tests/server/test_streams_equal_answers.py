@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.server.fake_engine import FakeEngine
 from tests.server.joined import joined_native, joined_openai, timeless
@@ -89,6 +89,7 @@ def both(live: Live, path: str, body: dict[str, Any]) -> tuple[Any, list[Any]]:
 
 @PROPERTY
 @given(CHAT)
+@example({"max_tokens": 0, "return_token_ids": True})
 def test_chat(live: Live, body: dict[str, Any]):
     body = {"rid": "r", "messages": [{"role": "user", "content": "hi"}], **body}
     whole, chunks = both(live, "/v1/chat/completions", body)
@@ -97,6 +98,7 @@ def test_chat(live: Live, body: dict[str, Any]):
 
 @PROPERTY
 @given(COMPLETION)
+@example({"max_tokens": 0, "return_token_ids": True})
 def test_completions(live: Live, body: dict[str, Any]):
     whole, chunks = both(live, "/v1/completions", {"rid": "r", "prompt": "hi", **body})
     assert timeless(joined_openai(chunks)) == timeless(whole)

@@ -80,6 +80,7 @@ class ChatReply:
                 chunks.append(self._with_usage(self._chunk(choice), stream))
             if update.finished:
                 choice = _choice(sample.index, {}) | rows.finish(sample)
+                choice |= self._options.token_ids.of_output([])
                 chunks.append(self._with_usage(self._chunk(choice), stream))
         return chunks
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from trunkline.engine.client import Sample, Stream, Update
 from trunkline.engine.messages import Logprobs
 from trunkline.server.openai import rows
-from trunkline.server.openai.logprobs import completion_logprobs
+from trunkline.server.openai.logprobs import TextOffsets, completion_logprobs
 from trunkline.server.state import Server
 
 
@@ -37,7 +37,7 @@ class CompletionReply:
         self._weight_version = server.config.engine.model.weight_version
         self._options = options
         self._fingerprint = rows.fingerprint(server.client.status.facts)
-        self._offsets: dict[int, int] = {}
+        self._offsets: dict[int, TextOffsets] = {}
         self._begun: set[int] = set()
 
     def whole(self, streams: Sequence[Stream]) -> object:
@@ -84,6 +84,7 @@ class CompletionReply:
                 chunks.append(self._with_usage(self._chunk(choice), stream))
             if update.finished:
                 choice = _choice(index, "") | self._once(index, stream) | rows.finish(sample)
+                choice |= self._options.token_ids.of_output([])
                 chunks.append(self._with_usage(self._chunk(choice), stream))
         return chunks
 
@@ -121,20 +122,22 @@ class CompletionReply:
     def _prompt_logprobs(
         self, stream: Stream, sample: Sample, index: int
     ) -> dict[str, list[object]] | None:
-        """The prompt's entries; sets where the answer's offsets begin."""
-        self._offsets[index] = 0
-        echoed = self._options.echoed is not None
-        return self._logprobs(
-            index, stream.request.prompt_ids, sample.prompt_logprobs if echoed else None
+        """The prompt's entries; the answer's may follow then."""
+        request = stream.request
+        offsets = self._offsets[index] = TextOffsets(
+            self._texts,
+            self._echo(index // request.n),
+            skips_special=request.sampling.skip_special_tokens,
         )
+        logprobs = sample.prompt_logprobs if self._options.echoed is not None else None
+        return completion_logprobs(request.prompt_ids, logprobs, self._texts, offsets.of_prompt)
 
     def _logprobs(
         self, index: int, ids: Sequence[int], logprobs: Logprobs | None
     ) -> dict[str, list[object]] | None:
-        block, self._offsets[index] = completion_logprobs(
-            ids, logprobs, self._texts, self._offsets.get(index, 0)
-        )
-        return block
+        if logprobs is None:
+            return None
+        return completion_logprobs(ids, logprobs, self._texts, self._offsets[index].of_output)
 
     def _head(self) -> dict[str, object]:
         options = self._options

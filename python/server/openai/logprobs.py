@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trunkline.engine.messages import Logprobs
 from trunkline.engine.outputs import reported_logprob
@@ -35,19 +36,56 @@ def _entry(token: int, logprob: float, texts: TokenTexts) -> dict[str, object]:
     }
 
 
+class TextOffsets:
+    """Where tokens begin in the text of a completion, in characters.
+
+    A part of a character begins where the character does. Tokens come in order: those of the prompt
+    if it is echoed, then those of the answer.
+    """
+
+    def __init__(self, texts: TokenTexts, echoed: str, *, skips_special: bool) -> None:
+        self._texts = texts
+        self._echoed = echoed
+        self._skips_special = skips_special
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._next = 0
+
+    def of_prompt(self, token: int) -> int:
+        """Where the next token of the echoed prompt begins."""
+        offset = self._next
+        piece = self._decoder.decode(self._texts.raw(token))
+        if not self._echoed.startswith(piece, offset):
+            if self._texts.is_hidden(token):
+                piece = ""  # a BOS, which the tokenizer puts before the text
+            elif offset == 0 and piece.startswith(" "):
+                piece = piece[1:]  # the tokenizer's own
+        self._next = offset + len(piece)
+        return offset
+
+    def of_output(self, token: int) -> int:
+        """Where the next token of the answer begins."""
+        self._next = offset = max(self._next, len(self._echoed))
+        if not (self._skips_special and self._texts.is_hidden(token)):
+            self._next += len(self._decoder.decode(self._texts.raw(token)))
+        return offset
+
+
 def completion_logprobs(
-    ids: Sequence[int], logprobs: Logprobs | None, texts: TokenTexts, offset: int
-) -> tuple[dict[str, list[object]] | None, int]:
-    """`logprobs` of a completions choice, and the offset of the token that comes next.
+    ids: Sequence[int],
+    logprobs: Logprobs | None,
+    texts: TokenTexts,
+    offset_of: Callable[[int], int],
+) -> dict[str, list[object]] | None:
+    """`logprobs` of a completions choice; None when none were asked for.
 
     Args:
         ids: the tokens that `logprobs` speaks of.
-        logprobs: None when none were asked for.
+        logprobs: what is known of them.
         texts: single tokens as text.
-        offset: where the first token's text begins, in characters.
+        offset_of: where the next token begins in the text.
     """
     if logprobs is None:
-        return None, offset
+        return None
     block: dict[str, list[object]] = {
         "tokens": [],
         "token_logprobs": [],
@@ -55,9 +93,8 @@ def completion_logprobs(
         "text_offset": [],
     }
     for position, value in enumerate(logprobs.values):
-        text = texts.text(ids[position])
         known = not math.isnan(value)
-        block["tokens"].append(text)
+        block["tokens"].append(texts.text(ids[position]))
         block["token_logprobs"].append(reported_logprob(value))
         top = logprobs.top[position] if logprobs.top else []
         best: dict[str, float] = {}
@@ -65,6 +102,5 @@ def completion_logprobs(
             if math.isfinite(chance):
                 best.setdefault(texts.text(token), chance)  # two tokens may have one text
         block["top_logprobs"].append(best or None)
-        block["text_offset"].append(offset)
-        offset += len(text)
-    return block, offset
+        block["text_offset"].append(offset_of(ids[position]))
+    return block
