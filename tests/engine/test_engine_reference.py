@@ -1,4 +1,4 @@
-"""The whole engine, from files on disk, against `transformers` in float32: greedy tokens."""
+"""The whole engine, from files, against `transformers` in float32: greedy tokens, log-probs."""
 
 from __future__ import annotations
 
@@ -46,24 +46,34 @@ def prompts() -> list[list[int]]:
     return [rng.integers(5, 300, length).tolist() for length in lengths]
 
 
-def generated(path: Path) -> list[list[int]]:
-    """What our engine answers to all prompts at once, in chunks of 48."""
+def generated(path: Path) -> list[dict[str, Any]]:
+    """What our engine answers to all prompts at once, in chunks of 48, with all log-probs."""
     settings: dict[str, Any] = {"max_total_tokens": 4096, "max_prefill_tokens": 48}
     with Engine(str(path), dtype="float32", log_level="error", **settings) as engine:
-        answers = engine.generate(
+        answers: list[dict[str, Any]] = engine.generate(
             input_ids=prompts(),
             sampling_params={"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True},
+            return_logprob=True,
+            logprob_start_len=0,
         )
-    return [answer["output_ids"] for answer in answers]
+    return answers
 
 
-def assert_greedy(model: torch.nn.Module, outputs: list[list[int]]) -> None:
-    """Every output is the arg-max of the reference's logits after all that precedes it."""
-    for prompt, output in zip(prompts(), outputs, strict=True):
+def assert_greedy(model: torch.nn.Module, answers: list[dict[str, Any]]) -> None:
+    """Outputs are the arg-max of the reference's logits, log-probs those of its log-softmax."""
+    for prompt, answer in zip(prompts(), answers, strict=True):
+        output, meta = answer["output_ids"], answer["meta_info"]
         assert len(output) == NEW_TOKENS
         with torch.inference_mode():
             logits = model(torch.tensor([prompt + output])).logits[0]
         assert output == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+        entries = meta["input_token_logprobs"] + meta["output_token_logprobs"]
+        assert [entry[1] for entry in entries] == prompt + output
+        assert entries[0][0] is None
+        ids = torch.tensor([entry[1] for entry in entries[1:]])
+        expected = torch.log_softmax(logits[:-1], -1).gather(1, ids[:, None])[:, 0]
+        values = torch.tensor([entry[0] for entry in entries[1:]])
+        torch.testing.assert_close(values, expected, atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize("name", MODELS)
