@@ -139,6 +139,14 @@ def test_bad_patterns_are_refused(engine: Engine, pattern: str, words: str) -> N
     assert engine.generate("x", {"max_new_tokens": 1})["output_ids"]
 
 
+def test_patterns_wait_for_min_new_tokens(engine: Engine) -> None:
+    params = {"max_new_tokens": 40, "ignore_eos": True, "stop_regex": "(?s).", "sampling_seed": 1}
+    for least in (0, 1, 5):
+        output = engine.generate("the", {**params, "min_new_tokens": least})
+        assert output["meta_info"]["finish_reason"] == {"type": "stop", "matched": "(?s)."}
+        assert max(least, 1) <= output["meta_info"]["completion_tokens"] <= least + 5
+
+
 def test_a_nul_character_is_a_pattern_like_any_other(engine: Engine) -> None:
     assert engine.generate("x", {"max_new_tokens": 2, "stop_regex": "\0"})["output_ids"]
 

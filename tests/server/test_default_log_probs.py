@@ -130,3 +130,18 @@ def test_the_last_ids_of_the_vocabulary_are_ids(default_server: Process) -> None
         assert post(default_server, COMPLETION, prompt=ids, max_tokens=1)["usage"][
             "prompt_tokens"
         ] == len(ids)
+
+
+@pytest.mark.parametrize("pattern", ["([", "*a", "a*", "x$", r"(?=a)b", r"\w{1000}"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_bad_patterns_are_refused_before_a_stream(
+    default_server: Process, pattern: str, stream: bool
+) -> None:
+    body = {**STORY, "stop_regex": ["fine", pattern], "stream": stream}
+    response = default_server.http.post(CHAT, json=body)
+    assert response.status_code == 400
+    assert response.headers["content-type"] == "application/json"
+    error = response.json()["error"]
+    assert error["param"] == "stop_regex"
+    assert "stop pattern" in error["message"]
+    assert default_server.http.get("/health").status_code == 200
