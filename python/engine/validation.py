@@ -247,6 +247,8 @@ class _Reader:
                     f"{name} strings must have 1 to {longest} characters, got one of {len(item)}.",
                     name,
                 )
+            if any("\ud800" <= char <= "\udfff" for char in item):
+                raise RequestError(f"{name} must be Unicode text, got {shown(item)}.", name)
         return list(strings)
 
     def stop_token_ids(self) -> list[int]:
