@@ -101,7 +101,7 @@ class FileStore:
         """
         one = await self.get(file_id)
         try:
-            return one, await asyncio.to_thread(self.storage.open, file_id)
+            return one, self.storage.open(file_id)
         except FileNotFoundError as error:
             raise missing_file(file_id) from error
 

@@ -165,8 +165,7 @@ class BatchJob:
             raise failures.exceptions[0] from None
 
     async def _unanswered(self, batch: BatchRecord) -> AsyncGenerator[Line, None]:
-        file = await asyncio.to_thread(self._shop.files.storage.open, batch.input_file_id)
-        with contextlib.closing(file):
+        with self._shop.files.storage.open(batch.input_file_id) as file:
             lines = raw_lines(file, _ANY_BYTES)
             while page := await asyncio.to_thread(lambda: _page(lines)):
                 numbers = page[0].number, page[-1].number

@@ -25,7 +25,7 @@ STATE_NAME: Final = "state.sqlite3"
 
 
 class Storage:
-    """File contents below one directory. Every method may block."""
+    """File contents below one directory. Every method but `open` and `incoming` may block."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -67,6 +67,9 @@ class Storage:
 
     def open(self, file_id: str) -> BinaryIO:
         """Open a file's contents.
+
+        Takes no time, and must not be left to a thread: who is cancelled meanwhile never gets the
+        file, and cannot close it.
 
         Raises:
             FileNotFoundError: there are none, or no more.

@@ -263,7 +263,7 @@ def test_who_is_stopped_at_any_moment_leaves_the_gate(tmp_path: Path, kind: str)
                 gate=Gate(lambda: 2),
                 token=token,
             )
-            for turns in range(0, 120, 1 if kind == "run" else 3):
+            for turns in range(0, 120, 7):
                 one = job.BatchJob(await add_batch(server, LINES), shop)
                 task = asyncio.create_task(one.run())
                 for _ in range(turns):
