@@ -31,7 +31,7 @@ from trunkline.server.batches.lease import Lease
 from trunkline.server.batches.records import BatchRecord
 from trunkline.server.state import Server
 
-IDS = [f"id-{n}" for n in range(6)]
+IDS = [f"id-{n}" for n in range(4)]
 LINES = jsonl(chat_line(one, temperature=-1 if one == "id-3" else 1) for one in IDS)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.server.batches.harness import config
 from tests.server.live import Live
@@ -191,6 +191,7 @@ def test_a_name_is_no_path(live: Live, root: Path, name: str) -> None:
         assert new == set()
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_base_names(name: str) -> None:
     base = base_name(name)
@@ -224,6 +225,7 @@ def test_files_expire(live: Live, root: Path) -> None:
         assert response.status_code == 400, wrong
 
 
+@settings(deadline=None)
 @given(
     content=st.binary(max_size=300),
     cuts=st.lists(st.integers(1, 40), min_size=1, max_size=8),

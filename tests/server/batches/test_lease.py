@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.server.batches.harness import (
     add_batch,
@@ -89,6 +89,7 @@ def test_a_holder_that_is_no_more_is_followed_at_once(
     connection.close()
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["acquire", "renew", "release", "wait"])))
 )

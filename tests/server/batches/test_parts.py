@@ -8,7 +8,7 @@ import io
 import sqlite3
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trunkline.server.batches.batch_routes import window_s
@@ -17,6 +17,7 @@ from trunkline.server.batches.lines import raw_lines
 from trunkline.server.batches.records import PageQuery, select_page
 
 
+@settings(deadline=None)
 @given(
     content=st.lists(
         st.sampled_from([b"a", b"bb", b"\n", b"\r\n", b" ", b"\xef\xbb\xbf", b"x" * 9])
@@ -42,6 +43,7 @@ def test_lines_are_those_of_the_file(content: list[bytes], most: int) -> None:
         assert got == expected
 
 
+@settings(deadline=None)
 @given(
     weights=st.lists(st.one_of(st.integers(1, 6), st.just(1 << 30)), max_size=20),
     dropped=st.sets(st.integers(0, 19)),
@@ -82,6 +84,7 @@ def test_the_gate_keeps_order_and_bound(weights: list[int], dropped: set[int], l
     asyncio.run(main())
 
 
+@settings(deadline=None)
 @given(
     count=st.integers(0, 12),
     limit=st.integers(1, 5),
