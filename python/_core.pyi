@@ -15,6 +15,8 @@ __all__ = [
     "CpuLinearBench",
     "CpuModel",
     "IntegrityError",
+    "Router",
+    "RouterError",
     "cpu_isas",
 ]
 
@@ -138,6 +140,113 @@ class Core:
         Raises:
             IntegrityError: one does not hold; the message says which.
         """
+
+class RouterError(Exception):
+    """The router cannot choose, or knows no such worker or setting."""
+
+@final
+class Router:
+    """Chooses a worker for each request by load (in tokens) and probable cache contents.
+
+    Without clock: `now` is in seconds and never decreases. May be used from any thread.
+    """
+
+    def __new__(cls, config: bytes, block_tokens: int = 16) -> Router:
+        """Build a router without workers.
+
+        Args:
+            config: JSON object, fields of `Config` in `rust/router/src/core/config.rs`; `{}` is the
+                cache-aware default.
+            block_tokens: granularity at which prefixes are compared, the page size for instance.
+
+        Raises:
+            RouterError: an unknown field, or a value out of range.
+        """
+
+    def add_worker(self, name: str, capacity_tokens: int) -> int:
+        """Add a worker that is ready.
+
+        Args:
+            name: routers that know the same names place cold prompts alike.
+            capacity_tokens: what its cache holds.
+
+        Returns:
+            Its id, never used again.
+
+        Raises:
+            RouterError: the name is taken.
+        """
+
+    def remove_worker(self, worker: int) -> None:
+        """Forget a worker; its tickets end without effect. `RouterError` if there is none."""
+
+    def set_ready(self, worker: int, ready: bool) -> None:
+        """Whether it gets requests. `RouterError` if there is no such worker."""
+
+    def forget_cache(self, worker: int) -> None:
+        """Its cache was lost. `RouterError` if there is no such worker."""
+
+    def select(
+        self,
+        token_ids: Buffer,
+        now: float,
+        *,
+        namespace: bytes | None = None,
+        only: list[int] | None = None,
+        exclude: list[int] = ...,
+        session: bytes | None = None,
+    ) -> tuple[int, int, int]:
+        """Choose a worker; the request counts in its load from now until `finished`.
+
+        Args:
+            token_ids: the prompt, contiguous bytes of 32-bit ids in the machine's order.
+            now: seconds.
+            namespace: what does not share caches differs here (model, adapter, salt).
+            only: if given, only these may be chosen.
+            exclude: those that were tried already.
+            session: what the `session` policy goes by.
+
+        Returns:
+            The worker, a ticket, and how many prompt tokens its cache probably holds.
+
+        Raises:
+            RouterError: nobody may be chosen.
+        """
+
+    def started(self, ticket: int) -> None:
+        """The answer has begun: the prompt is computed. Unknown tickets are ignored."""
+
+    def finished(self, ticket: int, outcome: str, now: float) -> None:
+        """The request has ended. Unknown tickets are ignored.
+
+        Args:
+            ticket: of `select`.
+            outcome: `completed`, `failed` (the worker broke), `refused` (it would not take it) or
+                `cancelled` (the client went away).
+            now: seconds.
+
+        Raises:
+            RouterError: another outcome.
+        """
+
+    def report(
+        self,
+        worker: int,
+        now: float,
+        *,
+        running: int,
+        waiting: int,
+        waiting_uncached_tokens: int,
+        kv_used: float,
+    ) -> None:
+        """What the worker said about its load, which others may cause too.
+
+        Raises:
+            RouterError: there is no such worker.
+        """
+
+    def loads(self) -> list[dict[str, int | bool]]:
+        """Each worker: `worker, ready, in_flight, running, prefill_tokens, selected`."""
 
 @final
 class CpuModel:

@@ -17,11 +17,19 @@ create_exception!(
     "An invariant of the scheduler or the prefix tree does not hold: a bug."
 );
 
+create_exception!(
+    trunkline._core,
+    RouterError,
+    PyException,
+    "The router cannot choose, or knows no such worker or setting."
+);
+
 /// Any error of a method of this module.
 pub(crate) enum Error {
     Scheduler(scheduler::Error),
     Integrity(scheduler::IntegrityError),
     Cpu(cpu::CpuError),
+    Router(router::core::RouterError),
     Python(PyErr),
     /// An abort that selects neither by client, nor by client and key, nor by rid, nor everything.
     Selection,
@@ -45,6 +53,12 @@ impl From<cpu::CpuError> for Error {
     }
 }
 
+impl From<router::core::RouterError> for Error {
+    fn from(error: router::core::RouterError) -> Self {
+        Self::Router(error)
+    }
+}
+
 impl From<PyErr> for Error {
     fn from(error: PyErr) -> Self {
         Self::Python(error)
@@ -57,6 +71,7 @@ impl From<Error> for PyErr {
             Error::Scheduler(error) => CoreError::new_err(error.to_string()),
             Error::Integrity(error) => IntegrityError::new_err(error.to_string()),
             Error::Cpu(error) => PyValueError::new_err(error.to_string()),
+            Error::Router(error) => RouterError::new_err(error.to_string()),
             Error::Python(error) => error,
             Error::Selection => CoreError::new_err(
                 "abort takes a client, a client and a key, a rid, or nothing (everything)",

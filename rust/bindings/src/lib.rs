@@ -4,6 +4,7 @@ mod buffers;
 mod core;
 mod cpu;
 mod error;
+mod router;
 
 /// The extension module.
 #[pyo3::pymodule(gil_used = false)]
@@ -13,7 +14,9 @@ mod _core {
     #[pymodule_export]
     use crate::cpu::{CpuLinearBench, CpuModel, cpu_isas};
     #[pymodule_export]
-    use crate::error::{CoreError, IntegrityError};
+    use crate::error::{CoreError, IntegrityError, RouterError};
+    #[pymodule_export]
+    use crate::router::Router;
 
     #[pymodule_export]
     /// Version of the Rust core, equal to the wheel's.

@@ -1,0 +1,6 @@
+//! Which worker serves a request, and the HTTP proxy that asks.
+//!
+//! [`core`] is the decision: workers, their load in tokens, the index of cached prefixes, the
+//! policies, the circuit breakers. It knows no clock, no I/O and no threads.
+
+pub mod core;
