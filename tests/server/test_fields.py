@@ -255,15 +255,15 @@ def test_every_field_is_documented():
     words = set(re.findall(r"\w+", page))
     names = {
         *native_request.BOOKKEEPING,
-        *native_request._SUPPORTED,
-        *native_request._UNSUPPORTED,
+        *native_request.SUPPORTED,
+        *native_request.UNSUPPORTED,
         *validation.SAMPLING_NAMES,
-        *validation._UNSUPPORTED,
+        *validation.UNSUPPORTED,
         *shared.BOOKKEEPING,
         *shared.UNSUPPORTED,
         *chat.ChatFields.__struct_fields__,
-        *chat._UNSUPPORTED,
+        *chat.UNSUPPORTED,
         *completions.CompletionFields.__struct_fields__,
-        *completions._UNSUPPORTED,
+        *completions.UNSUPPORTED,
     }
     assert names - words == set()

@@ -115,7 +115,7 @@ def prepare_response(body: Any, server: Server, rid: str) -> Prepared:
         stream=bool(fields.stream),
         priority=priority,
         namespace=namespace,
-        logprobs=wanted_logprobs(fields),
+        logprobs=wanted_logprobs(fields, processed=context.processed_logprobs),
         received_ts=received_ts,
     )
     prompt_ids = fitting_prompt(

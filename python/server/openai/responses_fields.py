@@ -126,8 +126,8 @@ def _check_metadata(metadata: Mapping[str, Any]) -> None:
             )
 
 
-def wanted_logprobs(fields: ResponseFields) -> LogprobRequest | None:
-    """The log-probs that `include` or `top_logprobs` ask for.
+def wanted_logprobs(fields: ResponseFields, *, processed: bool) -> LogprobRequest | None:
+    """The log-probs that `include` or `top_logprobs` ask for; `processed` as in `LogprobRequest`.
 
     Raises:
         RequestError: `top_logprobs` is out of range.
@@ -140,7 +140,7 @@ def wanted_logprobs(fields: ResponseFields) -> LogprobRequest | None:
         )
     if not top and _LOGPROBS not in (fields.include or []):
         return None
-    return LogprobRequest(top_n=top or 0)
+    return LogprobRequest(top_n=top or 0, processed=processed)
 
 
 def template_variables(fields: ResponseFields) -> dict[str, Any]:
