@@ -1,8 +1,7 @@
 """The documented batch programs, as users copy them, against a real server.
 
 They are those of the page "OpenAI APIs - Completions" of SGLang's documentation (December 2024),
-unchanged: the server has the port and the model's name that they expect, or, where port 30000 is
-taken, the port alone is another.
+unchanged but for the port: the server has the model's name that they expect.
 """
 
 from __future__ import annotations
