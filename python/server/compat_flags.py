@@ -83,6 +83,7 @@ COMPAT_FLAGS: Final = (
     _refused_switch("delete-ckpt-after-loading", "this server never deletes a model"),
     _refused_switch("show-time-cost", LATER),
     _always("enable-metrics", "/metrics is always there"),
+    _always("enable-http2", "HTTP/2 is always spoken to who asks for it"),
     _always("enable-cache-report", "usage always reports cached tokens"),
     _always("enable-response-store", "responses are stored (see --response-store-bytes)"),
     _always("enable-mixed-chunk", "prompts and running requests always share steps"),

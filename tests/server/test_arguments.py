@@ -85,6 +85,7 @@ FINE = [
     ["--torch-compile-max-bs", "32"],
     ["--num-continuous-decode-steps", "1"],
     ["--enable-metrics"],
+    ["--enable-http2"],
     ["--enable-cache-report"],
     ["--enable-mixed-chunk"],
     ["--disable-cuda-graph"],
