@@ -126,6 +126,10 @@ class _Exchange:
         ]
         if self._load is not None and _IS_CLIENT in self._scope:
             message["headers"].append((LOAD_HEADER, self._load()))
+        if not self.body.is_complete and _announces_body(self._scope):
+            # Unless all of it is there by then, the connection closes after the response: a client
+            # that is not told would send its next request into the void.
+            message["headers"].append((b"connection", b"close"))
         logs.access(self._scope, message["status"])
         self._metrics.count(
             "http_responses_total",
@@ -146,6 +150,14 @@ def _request_id(scope: Scope) -> bytes:
         if name == b"x-request-id" and 0 < len(value) <= _MAX_ID_BYTES and _is_printable(value):
             return bytes(value)
     return str(scope[REQUEST_ID]).encode()
+
+
+def _announces_body(scope: Scope) -> bool:
+    """Whether an HTTP/1 request says that it has a body."""
+    headers: dict[bytes, bytes] = dict(scope["headers"])
+    length = headers.get(b"content-length", b"0")
+    has_body = length != b"0" or b"transfer-encoding" in headers
+    return has_body and str(scope["http_version"]).startswith("1")
 
 
 def _is_printable(value: bytes) -> bool:

@@ -167,6 +167,20 @@ def test_the_content_type_must_be_json(live: Live, path: str, kind: str | None):
     assert "Content-Type must be application/json" in response.json()["error"]["message"]
 
 
+def test_who_is_answered_before_the_body_came_is_told_of_the_close(live: Live):
+    with socket.create_connection(("127.0.0.1", live.port)) as connection:
+        connection.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n")
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+    head = answer.partition(b"\r\n\r\n")[0].lower()
+    assert head.startswith(b"http/1.1 400")
+    assert b"connection: close" in head
+    with socket.create_connection(("127.0.0.1", live.port)) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"connection: close" not in connection.recv(65536).lower()
+
+
 def test_a_charset_may_be_given(live: Live):
     headers = {"content-type": "application/json; charset=utf-8"}
     assert live.http.post("/generate", content=b'{"text":"x"}', headers=headers).status_code == 200
