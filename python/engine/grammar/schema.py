@@ -1,0 +1,91 @@
+"""JSON Schema and regular expressions as grammars for xgrammar, with nothing loosened silently.
+
+`schema_grammar` returns EBNF whose texts are exactly the values that a schema allows, in one
+canonical serialisation (below), or raises `SchemaError` naming the path and the keyword that it
+cannot enforce. It is pure and deterministic, and bounded by `Limits`.
+
+Canonical serialisation: members stand in the order of `properties`, then names that only `required`
+or other keywords mention, then other keys; scalars are spelt as `schema_words` says; numbers have
+at most 64 digits before and after the point, and integers no point; blanks are what `whitespace`
+allows:
+
+* `flexible`: after `{ [ ,` and before `} ]` nothing, a space, or a newline with at most 24 spaces
+  or 8 tabs; after `:` nothing or a space.
+* `spaced`: `, ` and `: `, as `json.dumps` writes.
+* `compact`: no blanks.
+
+The way: `schema_document` finds nodes and references; `schema_cases` reduces conditions on nodes
+to alternatives of `schema_shapes`; `schema_values` writes a rule for each condition; `schema_rules`
+drops what derives no text and prints. Strings and numbers are automata (`schema_automaton`).
+"""
+
+from trunkline.engine.grammar.schema_automaton import TooLarge
+from trunkline.engine.grammar.schema_cases import Alternatives
+from trunkline.engine.grammar.schema_document import Document, Limits, SchemaError
+from trunkline.engine.grammar.schema_regex import RegexError, regex_automaton
+from trunkline.engine.grammar.schema_rules import ROOT, Expression, printed, pruned
+from trunkline.engine.grammar.schema_shapes import literal
+from trunkline.engine.grammar.schema_values import ValueWriter
+from trunkline.engine.grammar.schema_words import AutomatonPrinter
+
+__all__ = ["Limits", "RegexError", "SchemaError", "regex_grammar", "schema_grammar"]
+
+
+def schema_grammar(
+    schema: object,
+    *,
+    limits: Limits | None = None,
+    whitespace: str = "flexible",
+    assert_formats: bool = True,
+) -> str:
+    """EBNF for the values that a parsed JSON Schema allows; the first rule is `root`.
+
+    Args:
+        schema: The schema as `json.loads` gives it.
+        limits: Bounds on cost.
+        whitespace: `flexible`, `spaced` or `compact`.
+        assert_formats: Whether `format` is enforced (unknown ones refused) or an annotation.
+
+    Raises:
+        SchemaError: The schema is malformed, not enforceable, unsatisfiable or too large.
+        ValueError: There is no such whitespace mode.
+    """
+    limits = limits or Limits()
+    document = Document(schema, limits)
+    alternatives = Alternatives(document, limits, assert_formats)
+    rules = ValueWriter(alternatives, whitespace).write(literal(document.root))
+    rules = pruned(rules)
+    if ROOT not in rules:
+        raise SchemaError("#", "", "no value satisfies this schema")
+    return _bounded(rules, limits)
+
+
+def regex_grammar(pattern: str, *, limits: Limits | None = None) -> str:
+    """EBNF for the texts that a regular expression matches as a whole.
+
+    Raises:
+        RegexError: The expression is malformed, not supported, too large, or matches no text.
+    """
+    limits = limits or Limits()
+    try:
+        automaton = regex_automaton(pattern, whole=True)
+    except TooLarge:
+        raise RegexError(f"{pattern!r} needs too many states; simplify it") from None
+    if automaton.is_empty():
+        raise RegexError(f"{pattern!r} matches no text")
+    rules: dict[str, Expression] = {}
+    rules[ROOT] = AutomatonPrinter(rules).text(automaton)
+    try:
+        return _bounded(pruned(rules), limits)
+    except SchemaError as error:
+        raise RegexError(error.message) from None
+
+
+def _bounded(rules: dict[str, Expression], limits: Limits) -> str:
+    text = printed(rules)
+    if len(text) > limits.grammar_bytes:
+        message = (
+            f"the grammar has {len(text)} bytes, the limit is {limits.grammar_bytes}; simplify it"
+        )
+        raise SchemaError("#", "", message)
+    return text

@@ -1,0 +1,244 @@
+r"""How JSON scalars are written: the canonical spellings that a grammar allows.
+
+A character of a string stands for itself, except `"` and `\`, which are escaped by a backslash,
+and control characters: `\b \f \n \r \t`, others `\u00xx` in lower case. An integer has no point and
+no exponent. A number without conditions may have an exponent after one digit before the point;
+with conditions it is a plain decimal.
+"""
+
+from dataclasses import dataclass
+
+from trunkline.engine.grammar.schema_automaton import Automaton, Interval
+from trunkline.engine.grammar.schema_rules import (
+    EMPTY,
+    Class,
+    Expression,
+    Repeat,
+    Rule,
+    Text,
+    choice,
+    repeat,
+    sequence,
+)
+
+MAX_DIGITS = 64
+MAX_INDENT = 24
+_INLINE_DEPTH = 16
+_DIGITS: tuple[Interval, ...] = ((0x30, 0x39),)
+_SHORT = {8: "\\b", 9: "\\t", 10: "\\n", 12: "\\f", 13: "\\r", 0x22: '\\"', 0x5C: "\\\\"}
+_PLAIN: tuple[Interval, ...] = (
+    (0x20, 0x21),
+    (0x23, 0x5B),
+    (0x5D, 0xD7FF),
+    (0xE000, 0x10FFFF),
+)
+
+
+@dataclass(frozen=True)
+class Spacing:
+    """The blanks between the tokens of a document; each is an expression."""
+
+    line: Expression
+    after_comma: Expression
+    after_colon: Expression
+
+
+def spacing(whitespace: str) -> tuple[Spacing, dict[str, Expression]]:
+    """The blanks of a mode and the rules that they need.
+
+    Raises:
+        ValueError: The mode is none of `flexible`, `compact`, `spaced`.
+    """
+    if whitespace == "compact":
+        return Spacing(EMPTY, EMPTY, EMPTY), {}
+    if whitespace == "spaced":
+        return Spacing(EMPTY, Text(" "), Text(" ")), {}
+    if whitespace != "flexible":
+        raise ValueError(f"whitespace is {whitespace!r}; use flexible, compact or spaced")
+    indent = choice([Repeat(Class(((32, 32),)), 0, MAX_INDENT), Repeat(Class(((9, 9),)), 1, 8)])
+    rules = {"ws": choice([EMPTY, Text(" "), sequence(Text("\n"), indent)])}
+    return Spacing(Rule("ws"), Rule("ws"), Repeat(Text(" "), 0, 1)), rules
+
+
+def json_text(text: str) -> str:
+    """The canonical spelling of a string, with its quotes."""
+    return '"' + "".join(map(_json_letter, text)) + '"'
+
+
+def base_rules(space: Spacing) -> dict[str, Expression]:
+    """The rules for values without conditions."""
+    digits = Class(_DIGITS)
+    fraction = sequence(Text("."), Repeat(digits, 1, MAX_DIGITS))
+    exponent = sequence(
+        Class(((0x45, 0x45), (0x65, 0x65))),
+        Repeat(Class(((0x2B, 0x2B), (0x2D, 0x2D))), 0, 1),
+        choice(
+            [
+                sequence(Class(((0x31, 0x39),)), Repeat(digits, 0, 1)),
+                sequence(Class(((0x31, 0x32),)), digits, digits),
+                sequence(Text("30"), Class(((0x30, 0x37),))),
+            ]
+        ),
+    )
+    positive = sequence(
+        Class(((0x31, 0x39),)),
+        choice(
+            [
+                sequence(Repeat(digits, 0, MAX_DIGITS - 1), Repeat(fraction, 0, 1)),
+                sequence(Repeat(fraction, 0, 1), exponent),
+            ]
+        ),
+    )
+    minus = Repeat(Text("-"), 0, 1)
+    member = sequence(Rule("string"), Text(":"), space.after_colon, Rule("any"))
+    return {
+        "char": string_edge(((0, 0x10FFFF),)),
+        "string": sequence(Text('"'), Repeat(Rule("char"), 0, None), Text('"')),
+        "integer": choice(
+            [
+                Text("0"),
+                sequence(minus, Class(((0x31, 0x39),)), Repeat(digits, 0, MAX_DIGITS - 1)),
+            ]
+        ),
+        "number": sequence(minus, choice([sequence(Text("0"), Repeat(fraction, 0, 1)), positive])),
+        "boolean": choice([Text("true"), Text("false")]),
+        "any": choice(
+            [
+                Rule("object"),
+                Rule("array"),
+                Rule("string"),
+                Rule("number"),
+                Rule("boolean"),
+                Text("null"),
+            ]
+        ),
+        "object": bracketed("{", listed(member, 1, None, space), "}", space, empty=True),
+        "array": bracketed("[", listed(Rule("any"), 1, None, space), "]", space, empty=True),
+    }
+
+
+def bracketed(
+    opening: str, content: Expression, closing: str, space: Spacing, empty: bool
+) -> Expression:
+    """Content on a line of its own or not, in brackets; `empty`: or nothing between them."""
+    inside = sequence(space.line, content, space.line)
+    return sequence(Text(opening), repeat(inside, 0, 1) if empty else inside, Text(closing))
+
+
+def listed(item: Expression, minimum: int, maximum: int | None, space: Spacing) -> Expression:
+    """At least one item, with commas between."""
+    more = sequence(Text(","), space.after_comma, item)
+    rest = repeat(more, max(minimum - 1, 0), None if maximum is None else maximum - 1)
+    return sequence(item, rest)
+
+
+def string_edge(spans: tuple[Interval, ...]) -> Expression:
+    """One of some characters, as it stands in a JSON string."""
+    plain = []
+    controls: dict[int, list[int]] = {}
+    parts: list[Expression] = []
+    for first, last in spans:
+        for low, high in _PLAIN:
+            if first <= high and last >= low:
+                plain.append((max(first, low), min(last, high)))
+        for code in (*range(first, min(last, 31) + 1), 0x22, 0x5C):
+            if not first <= code <= last:
+                continue
+            if code in _SHORT:
+                parts.append(Text(_SHORT[code]))
+            else:
+                controls.setdefault(code >> 4, []).append(code & 15)
+    for high, lows in sorted(controls.items()):
+        digits = tuple((ord(f"{low:x}"), ord(f"{low:x}")) for low in lows)
+        parts.append(sequence(Text(f"\\u00{high}"), Class(digits)))
+    return choice([Class(tuple(plain)), *parts] if plain else parts)
+
+
+def raw_edge(spans: tuple[Interval, ...]) -> Expression:
+    """One of some characters, as itself."""
+    kept = [
+        (max(first, low), min(last, high))
+        for first, last in spans
+        for low, high in ((0, 0xD7FF), (0xE000, 0x10FFFF))
+        if first <= high and last >= low
+    ]
+    return Class(tuple(kept))
+
+
+class AutomatonPrinter:
+    """Turns automata into right-linear rules; equal automata share theirs."""
+
+    def __init__(self, rules: dict[str, Expression]) -> None:
+        self._rules = rules
+        self._known: dict[tuple[Automaton, bool, Expression], Expression] = {}
+
+    def text(self, automaton: Automaton, end: Expression = EMPTY) -> Expression:
+        """The texts as they are."""
+        return self._start(automaton, False, end)
+
+    def quoted(self, automaton: Automaton) -> Expression:
+        """The texts as JSON strings."""
+        return sequence(Text('"'), self._start(automaton, True, Text('"')))
+
+    def _start(self, automaton: Automaton, escaped: bool, end: Expression) -> Expression:
+        key = (automaton, escaped, end)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = _Printing(automaton, escaped, end, self._rules).start()
+        return known
+
+
+class _Printing:
+    def __init__(
+        self, automaton: Automaton, escaped: bool, end: Expression, rules: dict[str, Expression]
+    ) -> None:
+        self._edges = [automaton.edges(state) for state in range(len(automaton.rows))]
+        self._accepting = automaton.accepting
+        self._escaped = escaped
+        self._end = end
+        self._rules = rules
+        self._prefix = f"{'s' if escaped else 'n'}{len(rules)}"
+        self._indegree = [0] * len(self._edges)
+        for state, edges in enumerate(self._edges):
+            for target in edges:
+                self._indegree[target] += target != state
+
+    def start(self) -> Expression:
+        self._reserve(0)
+        pending = [0]
+        for state in pending:
+            self._rules[self._name(state)] = self._expression(state, 0, pending)
+        return Rule(self._name(0))
+
+    def _name(self, state: int) -> str:
+        return f"{self._prefix}_{state}"
+
+    def _reserve(self, state: int) -> None:
+        self._rules[self._name(state)] = EMPTY
+
+    def _expression(self, state: int, depth: int, pending: list[int]) -> Expression:
+        parts: list[Expression] = []
+        loop: Expression = EMPTY
+        for target, spans in self._edges[state].items():
+            edge = string_edge(spans) if self._escaped else raw_edge(spans)
+            if target == state:
+                loop = repeat(edge, 0, None if self._escaped else MAX_DIGITS)
+                continue
+            if self._indegree[target] == 1 and target and depth < _INLINE_DEPTH:
+                parts.append(sequence(edge, self._expression(target, depth + 1, pending)))
+                continue
+            if self._name(target) not in self._rules:
+                self._reserve(target)
+                pending.append(target)
+            parts.append(sequence(edge, Rule(self._name(target))))
+        if state in self._accepting:
+            parts.append(self._end)
+        return sequence(loop, choice(parts))
+
+
+def _json_letter(letter: str) -> str:
+    code = ord(letter)
+    short = _SHORT.get(code)
+    if short is not None:
+        return short
+    return letter if code >= 32 else f"\\u{code:04x}"
