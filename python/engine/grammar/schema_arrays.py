@@ -59,6 +59,9 @@ class ArrayWriter:
         if values.alternatives.impossible(shape.tail):
             fixed = len(shape.heads)
             maximum = fixed if maximum is None else min(maximum, fixed)
+        unsaid = shape.tail == ANYTHING and not shape.counts and maximum is None
+        if values.closed and shape.heads and unsaid:
+            maximum = max(len(shape.heads), shape.minimum)
         self._maximum = maximum
         self._shape = shape
         self._counts = sorted(shape.counts, key=repr)

@@ -55,7 +55,8 @@ from trunkline.engine.grammar.schema_unevaluated import unevaluated_cases
 ANNOTATIONS = frozenset(
     "title description default examples example deprecated readOnly writeOnly $comment $schema "
     "$id $anchor $dynamicAnchor $defs definitions contentEncoding contentMediaType contentSchema "
-    "discriminator externalDocs xml enumNames enumDescriptions markdownDescription propertyOrdering".split()
+    "discriminator externalDocs xml enumNames enumDescriptions markdownDescription "
+    "propertyOrdering".split()
 )
 """Keywords that say nothing about which values are valid."""
 

@@ -21,8 +21,9 @@ _DURATION = rf"P(?:{_NUMBER}W|{_DAY_PARTS}(?:T{_CLOCK_PARTS})?|T{_CLOCK_PARTS})"
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _HEX = "[0-9A-Fa-f]"
 _GROUP = rf"{_HEX}{{1,4}}"
-_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,60}[A-Za-z0-9])?"
-_SHORT_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,13}[A-Za-z0-9])?"
+# Short enough for the limits of 63 and 253; counting to those would need a state per character.
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,18}[A-Za-z0-9])?"
+_WORD = r"[A-Za-z0-9]+(?:-+[A-Za-z0-9]+)*"
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 _URI_CHARACTER = r"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})"
 _URI_TAIL = rf"(?:\?(?:{_URI_CHARACTER}|[/?])*)?(?:#(?:{_URI_CHARACTER}|[/?])*)?"
@@ -50,8 +51,8 @@ FORMATS = {
     "uuid4": rf"^{_HEX}{{8}}-{_HEX}{{4}}-4{_HEX}{{3}}-[89ABab]{_HEX}{{3}}-{_HEX}{{12}}$",
     "ipv4": rf"^{_OCTET}(?:\.{_OCTET}){{3}}$",
     "ipv6": rf"^(?:{_IPV6})$",
-    "email": rf"^{_ATOM}(?:\.{_ATOM})*@{_LABEL}(?:\.{_LABEL})*$",
-    "hostname": rf"^(?:{_LABEL}(?:\.{_LABEL}){{0,3}}|{_SHORT_LABEL}(?:\.{_SHORT_LABEL}){{0,14}})$",
+    "email": rf"^{_ATOM}(?:\.{_ATOM})*@{_WORD}(?:\.{_WORD})+$",
+    "hostname": rf"^{_LABEL}(?:\.{_LABEL}){{0,3}}$",
     "uri": rf"^{_SCHEME}:(?:{_AUTHORITY}|/?{_PATH}){_URI_TAIL}$",
     "json-pointer": rf"^{_POINTER}$",
     "relative-json-pointer": rf"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$",

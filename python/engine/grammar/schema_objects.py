@@ -115,7 +115,9 @@ class ObjectWriter:
         order = [name for name in dict.fromkeys(shape.order) if name in mentioned]
         order += sorted(mentioned - set(order))
         named = [self._named_member(name, known.get(name, ANYTHING)) for name in order]
-        others = []
+        others: list[_Member] = []
+        if self._is_closed(len(order)):
+            return named, others
         for member in self._other_members(order):
             assert member.keys is not None, "other members have a set of keys"
             listed = member.keys.strings(MAX_LISTED_KEYS)
@@ -126,6 +128,11 @@ class ObjectWriter:
                     _Member(name, None, member.values, False, member.proves) for name in listed
                 ]
         return named, others
+
+    def _is_closed(self, names: int) -> bool:
+        shape = self._shape
+        spoken = shape.rests or shape.patterns or shape.exists or shape.keys != ANYTHING
+        return self._values.closed and bool(shape.names) and not spoken and shape.minimum <= names
 
     def _named_member(self, name: str, values: Literals) -> _Member:
         shape = self._shape

@@ -10,7 +10,6 @@ from trunkline.engine.grammar.schema_document import CircularSchema, SchemaError
 from trunkline.engine.grammar.schema_numbers import WHOLE, spelling
 from trunkline.engine.grammar.schema_objects import ObjectWriter, key_language
 from trunkline.engine.grammar.schema_rules import (
-    EMPTY,
     IMPOSSIBLE,
     ROOT,
     Expression,
@@ -43,12 +42,15 @@ from trunkline.engine.grammar.schema_texts import (
     string_values,
 )
 from trunkline.engine.grammar.schema_words import (
+    PLAIN_CHARACTER,
+    STRING_END,
     AutomatonPrinter,
     base_rules,
     json_text,
     spacing,
 )
 
+MAX_EXACT_LENGTH = 16
 _FREE = {
     "boolean": "boolean",
     "number": "number",
@@ -65,8 +67,9 @@ class ValueWriter:
         SchemaError: From every method: a condition is not enforced or too large.
     """
 
-    def __init__(self, alternatives: Alternatives, whitespace: str) -> None:
+    def __init__(self, alternatives: Alternatives, whitespace: str, closed: bool) -> None:
         self.alternatives = alternatives
+        self.closed = closed
         self.space, self.rules = spacing(whitespace)
         self.rules.update(base_rules(self.space))
         self.printer = AutomatonPrinter(self.rules)
@@ -179,10 +182,8 @@ class ValueWriter:
         values = string_values(shape)
         if values is not None:
             return choice(Text(json_text(text)) for text in values)
-        if not shape.tests:
-            characters = Repeat(Rule("char"), shape.minimum, shape.maximum)
-            inside = EMPTY if shape.maximum == 0 else characters
-            return sequence(Text('"'), inside, Text('"'))
+        if not shape.tests and max(shape.minimum, shape.maximum or 0) > MAX_EXACT_LENGTH:
+            return _long_string(shape)
         automaton = string_automaton(shape)
         return IMPOSSIBLE if automaton.is_empty() else self.printer.quoted(automaton)
 
@@ -194,3 +195,14 @@ class ValueWriter:
             return Rule("integer")
         automaton = numbers_automaton(shape)
         return IMPOSSIBLE if automaton.is_empty() else self.printer.text(automaton)
+
+
+def _long_string(shape: Strings) -> Expression:
+    """A string with bounds on its length, counted over characters that need no escape.
+
+    xgrammar counts repetitions of one class at no cost, and of anything else at a high one.
+    """
+    counted = Repeat(PLAIN_CHARACTER, shape.minimum, shape.maximum)
+    if shape.maximum is not None:
+        return sequence(Text('"'), counted, Text('"'))
+    return sequence(Text('"'), Repeat(PLAIN_CHARACTER, shape.minimum, shape.minimum), STRING_END)

@@ -32,6 +32,7 @@ _PLAIN: tuple[Interval, ...] = (
     (0x5D, 0xD7FF),
     (0xE000, 0x10FFFF),
 )
+PLAIN_CHARACTER = Class(_PLAIN)
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,7 @@ def base_rules(space: Spacing) -> dict[str, Expression]:
     minus = Repeat(Text("-"), 0, 1)
     member = sequence(Rule("string"), Text(":"), space.after_colon, Rule("any"))
     return {
-        "char": string_edge(((0, 0x10FFFF),)),
-        "string": sequence(Text('"'), Repeat(Rule("char"), 0, None), Text('"')),
+        "string": sequence(Text('"'), STRING_END),
         "integer": choice(
             [
                 Text("0"),
@@ -132,11 +132,11 @@ def listed(item: Expression, minimum: int, maximum: int | None, space: Spacing) 
     return sequence(item, rest)
 
 
-def string_edge(spans: tuple[Interval, ...]) -> Expression:
-    """One of some characters, as it stands in a JSON string."""
+def string_edges(spans: tuple[Interval, ...]) -> tuple[list[Expression], list[Expression]]:
+    """One of some characters, as it stands in a JSON string: plain (one class) or escaped."""
     plain = []
     controls: dict[int, list[int]] = {}
-    parts: list[Expression] = []
+    escaped: list[Expression] = []
     for first, last in spans:
         for low, high in _PLAIN:
             if first <= high and last >= low:
@@ -145,13 +145,13 @@ def string_edge(spans: tuple[Interval, ...]) -> Expression:
             if not first <= code <= last:
                 continue
             if code in _SHORT:
-                parts.append(Text(_SHORT[code]))
+                escaped.append(Text(_SHORT[code]))
             else:
                 controls.setdefault(code >> 4, []).append(code & 15)
     for high, lows in sorted(controls.items()):
         digits = tuple((ord(f"{low:x}"), ord(f"{low:x}")) for low in lows)
-        parts.append(sequence(Text(f"\\u00{high}"), Class(digits)))
-    return choice([Class(tuple(plain)), *parts] if plain else parts)
+        escaped.append(sequence(Text(f"\\u00{high}"), Class(digits)))
+    return [Class(tuple(plain))] if plain else [], escaped
 
 
 def raw_edge(spans: tuple[Interval, ...]) -> Expression:
@@ -163,6 +163,20 @@ def raw_edge(spans: tuple[Interval, ...]) -> Expression:
         if first <= high and last >= low
     ]
     return Class(tuple(kept))
+
+
+# A loop over alternatives of different lengths makes xgrammar test most tokens at every step; a
+# loop over one class does not. So runs of plain characters are loops of their own.
+STRING_END = sequence(
+    Repeat(PLAIN_CHARACTER, 0, None),
+    Repeat(
+        sequence(choice(string_edges(((0, 0x10FFFF),))[1]), Repeat(PLAIN_CHARACTER, 0, None)),
+        0,
+        None,
+    ),
+    Text('"'),
+)
+"""The rest of any string, with its closing quote."""
 
 
 class AutomatonPrinter:
@@ -199,41 +213,47 @@ class _Printing:
         self._rules = rules
         self._prefix = f"{'s' if escaped else 'n'}{len(rules)}"
         self._indegree = [0] * len(self._edges)
+        self._indegree[0] = 2
         for state, edges in enumerate(self._edges):
-            for target in edges:
-                self._indegree[target] += target != state
+            for target, spans in edges.items():
+                has_escapes = escaped and bool(string_edges(spans)[1])
+                self._indegree[target] += 2 if target == state and has_escapes else target != state
 
     def start(self) -> Expression:
-        self._reserve(0)
-        pending = [0]
+        pending: list[int] = []
+        first = self._rule(0, pending)
         for state in pending:
             self._rules[self._name(state)] = self._expression(state, 0, pending)
-        return Rule(self._name(0))
+        return first
 
     def _name(self, state: int) -> str:
         return f"{self._prefix}_{state}"
-
-    def _reserve(self, state: int) -> None:
-        self._rules[self._name(state)] = EMPTY
 
     def _expression(self, state: int, depth: int, pending: list[int]) -> Expression:
         parts: list[Expression] = []
         loop: Expression = EMPTY
         for target, spans in self._edges[state].items():
-            edge = string_edge(spans) if self._escaped else raw_edge(spans)
+            plain, escaped = string_edges(spans) if self._escaped else ([raw_edge(spans)], [])
             if target == state:
-                loop = repeat(edge, 0, None if self._escaped else MAX_DIGITS)
-                continue
-            if self._indegree[target] == 1 and target and depth < _INLINE_DEPTH:
-                parts.append(sequence(edge, self._expression(target, depth + 1, pending)))
-                continue
-            if self._name(target) not in self._rules:
-                self._reserve(target)
-                pending.append(target)
-            parts.append(sequence(edge, Rule(self._name(target))))
+                limit = None if self._escaped else MAX_DIGITS
+                loop = repeat(plain[0], 0, limit) if plain else EMPTY
+                parts += [sequence(edge, self._rule(state, pending)) for edge in escaped]
+            elif self._indegree[target] > 1 or escaped or depth == _INLINE_DEPTH:
+                rule = self._rule(target, pending)
+                parts += [sequence(edge, rule) for edge in (*plain, *escaped)]
+            else:
+                parts.append(sequence(*plain, self._expression(target, depth + 1, pending)))
         if state in self._accepting:
             parts.append(self._end)
         return sequence(loop, choice(parts))
+
+    def _rule(self, state: int, pending: list[int]) -> Rule:
+        """The rule of a state, to be written later if it is new."""
+        name = self._name(state)
+        if name not in self._rules:
+            self._rules[name] = EMPTY
+            pending.append(state)
+        return Rule(name)
 
 
 def _json_letter(letter: str) -> str:
