@@ -46,6 +46,8 @@ Expression = Text | Class | Sequence | Choice | Repeat | Rule
 EMPTY = Text("")
 IMPOSSIBLE = Choice(())
 ROOT = "root"
+_LAST = 0x10FFFF
+_SURROGATES = (0xD800, 0xE000)
 
 
 def sequence(*parts: Expression) -> Expression:
@@ -165,7 +167,7 @@ def _print(expression: Expression, level: int) -> str:
         case Text(text):
             return '"' + "".join(map(_escaped, text)) + '"'
         case Class(spans):
-            return "[" + "".join(map(_printed_span, spans)) + "]"
+            return _printed_class(spans)
         case Rule(name):
             return name
         case Sequence(parts):
@@ -187,6 +189,22 @@ def _quantifier(minimum: int, maximum: int | None) -> str:
     if minimum == maximum:
         return f"{{{minimum}}}"
     return f"{{{minimum},{'' if maximum is None else maximum}}}"
+
+
+def _printed_class(spans: tuple[Interval, ...]) -> str:
+    """A class; an open-ended one as what it excludes, which xgrammar handles much faster.
+
+    Surrogates need no exclusion: no UTF-8 text has them.
+    """
+    if not spans or spans[-1][1] != _LAST:
+        return "[" + "".join(map(_printed_span, spans)) + "]"
+    excluded: list[Interval] = []
+    following = 0
+    for first, last in spans:
+        if following < first and (following, first) != _SURROGATES:
+            excluded.append((following, first - 1))
+        following = last + 1
+    return "[^" + "".join(map(_printed_span, excluded)) + "]"
 
 
 def _printed_span(span: Interval) -> str:

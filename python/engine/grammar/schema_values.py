@@ -50,7 +50,7 @@ from trunkline.engine.grammar.schema_words import (
     spacing,
 )
 
-MAX_EXACT_LENGTH = 16
+MAX_EXACT_LENGTH = 8
 _FREE = {
     "boolean": "boolean",
     "number": "number",
