@@ -57,8 +57,12 @@ def schema_grammar(
     limits = limits or Limits()
     document = Document(schema, limits)
     alternatives = Alternatives(document, limits, assert_formats)
-    rules = ValueWriter(alternatives, whitespace, closed).write(literal(document.root))
-    rules = pruned(rules)
+    try:
+        rules = pruned(ValueWriter(alternatives, whitespace, closed).write(literal(document.root)))
+    except RecursionError:
+        raise SchemaError(
+            "#", "", "the schema is too deep or counts too far; simplify it"
+        ) from None
     if ROOT not in rules:
         raise SchemaError("#", "", "no value satisfies this schema")
     return _bounded(rules, limits)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 MAX_DISTINCT = 256
 MAX_ANY_ORDER = 6
-MAX_POSITIONS = 1024
+MAX_POSITIONS = 256
 
 
 class ArrayWriter:
@@ -186,7 +186,7 @@ class ArrayWriter:
         return rule
 
     def _ascending(self, texts: list[str], start: int, index: int) -> Expression:
-        """Items in the order of the schema, from `start` on, after `index` items."""
+        """At least one item, in the order of `texts` from `start` on, after `index` items."""
         bounded = self._shape.minimum > 1 or self._maximum is not None
         place = index if bounded else min(index, 1)
         key = (tuple(texts), self._shape, self._maximum, start, place)
@@ -195,25 +195,13 @@ class ArrayWriter:
             return known
         rule = self._values.states[key] = self._values.new_rule("u")
         parts: list[Expression] = []
-        if index and index >= self._shape.minimum:
-            parts.append(EMPTY)
         if start < len(texts) and (self._maximum is None or index < self._maximum):
-            after = self._ascending(texts, start + 1, index + 1)
-            parts.append(sequence(self._item(index, Text(texts[start])), after))
-            if len(texts) - start - 1 >= self._shape.minimum - index:
-                parts.append(self._ascending_later(texts, start + 1, index))
+            more = self._ascending(texts, start + 1, index + 1)
+            end = [EMPTY] if index + 1 >= self._shape.minimum else []
+            parts.append(sequence(self._item(index, Text(texts[start])), choice([*end, more])))
+            parts.append(self._ascending(texts, start + 1, index))
         self._values.define(rule, choice(parts))
         return rule
-
-    def _ascending_later(self, texts: list[str], start: int, index: int) -> Expression:
-        """As `_ascending`, but with at least one more item."""
-        parts = [
-            sequence(
-                self._item(index, Text(texts[place])), self._ascending(texts, place + 1, index + 1)
-            )
-            for place in range(start, len(texts))
-        ]
-        return choice(parts)
 
     def _finite(self, condition: Literals) -> list[str]:
         """The spellings of the values that meet a condition, one for each value."""

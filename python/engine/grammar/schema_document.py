@@ -42,7 +42,7 @@ class Limits:
     """Bounds on what a schema may cost; each has its own clear refusal."""
 
     schema_nodes: int = 20_000
-    schema_depth: int = 128
+    schema_depth: int = 64
     branches: int = 256
     steps: int = 200_000
     rules: int = 20_000
@@ -68,6 +68,7 @@ class Document:
 
     def __init__(self, schema: object, limits: Limits) -> None:
         self._limits = limits
+        _check_depth(schema, 2 * limits.schema_depth)
         self._nodes: list[Node] = [Node(TRUE, {}, "#", ""), Node(FALSE, {"not": {}}, "#", "")]
         self._known: dict[tuple[str, str], int] = {}
         self._resources: dict[str, tuple[object, str, str]] = {}
@@ -157,9 +158,6 @@ class Document:
             if seen > self._limits.schema_nodes:
                 message = f"the schema has more than {self._limits.schema_nodes} parts"
                 raise SchemaError(path, "", message)
-            if path.count("/") > 2 * self._limits.schema_depth:
-                message = f"is nested deeper than {self._limits.schema_depth} levels"
-                raise SchemaError("#", "", message)
             identity = _base_of(value, base)
             if identity != base or path == "#":
                 base = identity
@@ -168,6 +166,18 @@ class Document:
                 if isinstance(value.get(keyword), str):
                     self._anchors.setdefault((base, value[keyword]), (value, path))
             pending.extend((child, place, base) for child, place in _children(value, path))
+
+
+def _check_depth(schema: object, limit: int) -> None:
+    pending = [(schema, 1)]
+    while pending:
+        value, depth = pending.pop()
+        if depth > limit:
+            raise SchemaError("#", "", f"the schema is nested deeper than {limit} levels")
+        if isinstance(value, dict):
+            pending.extend((part, depth + 1) for part in value.values())
+        elif isinstance(value, list):
+            pending.extend((part, depth + 1) for part in value)
 
 
 def _children(schema: dict[str, Any], path: str) -> list[tuple[object, str]]:

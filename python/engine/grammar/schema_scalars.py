@@ -183,10 +183,12 @@ def pattern_cases(node: Node, positive: bool) -> Cases:
 def format_cases(node: Node, positive: bool) -> Cases:
     """`format`, as an assertion."""
     name = node.schema["format"]
-    if isinstance(name, str) and name in FORMATS:
+    if not isinstance(name, str):
+        raise SchemaError(node.path, "format", "must be a string")
+    if name in FORMATS:
         test = StringTest("format", name, (), positive)
         return _scalar("string", Strings(tests=frozenset({test})), positive)
-    if isinstance(name, str) and name in INTEGER_FORMATS:
+    if name in INTEGER_FORMATS:
         size = Decimal(2 ** INTEGER_FORMATS[name])
         tests = (WHOLE, NumberTest("at_least", -size, True), NumberTest("at_least", size, False))
         if positive:
