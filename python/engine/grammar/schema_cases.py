@@ -13,6 +13,7 @@ from trunkline.engine.grammar.schema_containers import (
     dependent_required_cases,
     item_cases,
     lacking_or,
+    names_of,
     pattern_property_cases,
     property_cases,
     property_name_cases,
@@ -212,7 +213,8 @@ class Alternatives:
             table[keyword] = partial(_named, size_cases, keyword)
         return table
 
-    def _branches(self, node: Node, keyword: str) -> list[int]:
+    def branches(self, node: Node, keyword: str) -> list[int]:
+        """The subschemas of a keyword that has a list of them."""
         value = node.schema[keyword]
         if not isinstance(value, list) or not value:
             raise SchemaError(node.path, keyword, "must be a non-empty array of schemas")
@@ -229,16 +231,16 @@ class Alternatives:
         return self._bounded(either(parts), node)
 
     def _all_of(self, node: Node, positive: bool) -> Cases:
-        branches = self._branches(node, "allOf")
+        branches = self.branches(node, "allOf")
         return (self._all if positive else self._any)(branches, positive, node)
 
     def _any_of(self, node: Node, positive: bool) -> Cases:
-        branches = self._branches(node, "anyOf")
+        branches = self.branches(node, "anyOf")
         return (self._any if positive else self._all)(branches, positive, node)
 
     def _one_of(self, node: Node, positive: bool) -> Cases:
-        branches = [literal(branch) for branch in self._branches(node, "oneOf")]
-        inverses = [literal(branch, False) for branch in self._branches(node, "oneOf")]
+        branches = [literal(branch) for branch in self.branches(node, "oneOf")]
+        inverses = [literal(branch, False) for branch in self.branches(node, "oneOf")]
         overlaps = [
             [
                 index
@@ -256,7 +258,7 @@ class Alternatives:
                 if branches[first] not in [branches[index] for index in others]:
                     parts.append(self.of(condition))
             return self._bounded(either(parts), node)
-        none = self._all(self._branches(node, "oneOf"), False, node)
+        none = self._all(self.branches(node, "oneOf"), False, node)
         pairs = [
             self.of(both(branches[first], branches[index]))
             for first, others in enumerate(overlaps)
@@ -286,12 +288,9 @@ class Alternatives:
         return self.of(literal(self.document.reference(node), positive))
 
     def _dependent_schemas(self, node: Node, positive: bool) -> Cases:
-        value = node.schema["dependentSchemas"]
-        if not isinstance(value, dict):
-            raise SchemaError(node.path, "dependentSchemas", "must be an object")
         result, broken = everything(), []
-        for name in value:
-            child = literal(self.document.child(node, "dependentSchemas", name), positive)
+        for name, number in names_of(self.document, node, "dependentSchemas").items():
+            child = literal(number, positive)
             if positive:
                 parts = lacking_or(name, self.of(child))
                 result = self.meet(result, either(parts), node)

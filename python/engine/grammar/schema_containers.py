@@ -114,7 +114,7 @@ def contains_cases(document: Document, node: Node, positive: bool) -> Cases:
 
 def property_cases(document: Document, node: Node, positive: bool) -> Cases:
     """`properties`."""
-    names = _names(document, node, "properties")
+    names = names_of(document, node, "properties")
     if positive:
         conditions = tuple(sorted((name, literal(child)) for name, child in names.items()))
         return restricting("object", Objects(names=conditions, order=tuple(names)))
@@ -130,7 +130,7 @@ def property_cases(document: Document, node: Node, positive: bool) -> Cases:
 
 def pattern_property_cases(document: Document, node: Node, positive: bool) -> Cases:
     """`patternProperties`."""
-    patterns = _names(document, node, "patternProperties")
+    patterns = names_of(document, node, "patternProperties")
     for pattern in patterns:
         regex(node, "patternProperties", pattern)
     if positive:
@@ -239,8 +239,9 @@ def _lacking(name: str) -> Objects:
     return Objects(names=((name, NOTHING),), order=(name,))
 
 
-def _names(document: Document, node: Node, keyword: str) -> dict[str, int]:
-    value = node.schema[keyword]
+def names_of(document: Document, node: Node, keyword: str) -> dict[str, int]:
+    """The subschemas of a keyword that has an object of them."""
+    value = node.schema.get(keyword, {})
     if not isinstance(value, dict):
         raise SchemaError(node.path, keyword, "must be an object")
     for name in value:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from trunkline.engine.grammar.schema_containers import (
     heads_of,
+    names_of,
     outside_tail,
     own_keys,
     rest_cases,
@@ -103,18 +104,16 @@ class _Collector:
         schema = node.schema
         if "$ref" in schema:
             result = self._product(node, result, self._child(self._document.reference(node)))
-        for index in range(len(schema.get("allOf", ()))):
-            child = self._document.child(node, "allOf", index)
-            result = self._product(node, result, self._child(child))
-        for keyword in ("anyOf", "oneOf"):
-            for index in range(len(schema.get(keyword, ()))):
-                child = self._document.child(node, keyword, index)
-                result = self._product(node, result, self._optional(child, child))
+        for keyword in ("allOf", "anyOf", "oneOf"):
+            if keyword not in schema:
+                continue
+            for child in self._alternatives.branches(node, keyword):
+                found = self._child(child) if keyword == "allOf" else self._optional(child, child)
+                result = self._product(node, result, found)
         if "if" in schema:
             result = self._product(node, result, self._conditional(node))
-        for name in schema.get("dependentSchemas", ()):
+        for name, child in names_of(self._document, node, "dependentSchemas").items():
             trigger = self._document.derived({"type": "object", "required": [name]}, node)
-            child = self._document.child(node, "dependentSchemas", name)
             result = self._product(node, result, self._optional(trigger, child))
         self._open.discard(node.number)
         return result
