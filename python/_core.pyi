@@ -69,6 +69,9 @@ class Core:
         ignored: the request may have been aborted meanwhile.
         """
 
+    def is_live(self, request: int) -> bool:
+        """Whether a request that had to be prepared, by the id from `submit`, has not ended."""
+
     def abort(self, client: int | None, key: int | None, rid: str | None) -> int:
         """End requests.
 

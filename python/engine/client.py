@@ -294,6 +294,8 @@ def _submit(stream: Stream) -> messages.Submit:
         request_class=request.request_class,
         logprobs=_missing_logprobs(stream),
         resume=stream.progress() if stream.is_resubmission else [],
+        must_prepare=request.grammar is not None,
+        grammar=request.grammar,
     )
 
 

@@ -55,6 +55,19 @@ class LogprobRequest(msgspec.Struct, array_like=True, frozen=True):
     processed: bool = False
 
 
+class GrammarSpec(msgspec.Struct, array_like=True, frozen=True):
+    """What a request's output must be.
+
+    `text` is a JSON Schema, a regular expression, EBNF or a structural tag (JSON), as `kind` says,
+    and empty for a JSON object of any shape. The constraint begins after the ids `starts_after`
+    have been generated in a row, the end of reasoning for instance; at once if there are none.
+    """
+
+    kind: Literal["json_schema", "json_object", "regex", "ebnf", "structural_tag"]
+    text: str = ""
+    starts_after: list[int] = []
+
+
 class Resume(msgspec.Struct, array_like=True, frozen=True):
     """What a sample already has when its request is submitted again."""
 
@@ -69,7 +82,7 @@ class Submit(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     `stream_interval` is the number of tokens between deltas; 0 delivers at the end only.
     `request_class` 0 is interactive, 1 is batch. `resume` has one entry per sample if another
     engine had the request (queue limits do not count it then), else none.
-    `must_prepare` holds the request back until `Core.ready`.
+    `must_prepare` holds the request back until `Core.ready`; it is set where there is a `grammar`.
     """
 
     key: int
@@ -84,6 +97,7 @@ class Submit(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     logprobs: LogprobRequest | None = None
     resume: list[Resume] = []
     must_prepare: bool = False
+    grammar: GrammarSpec | None = None
 
 
 class Abort(msgspec.Struct, array_like=True, frozen=True):

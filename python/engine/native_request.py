@@ -234,6 +234,7 @@ def make_request(
         priority=options.priority,
         namespace=options.namespace,
         logprobs=options.logprobs,
+        grammar=parsed.grammar,
         received_ts=options.received_ts,
     )
 

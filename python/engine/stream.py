@@ -32,6 +32,7 @@ class Request:
     namespace: str = ""
     request_class: int = 0
     logprobs: messages.LogprobRequest | None = None
+    grammar: messages.GrammarSpec | None = None
     received_ts: float
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from trunkline.engine.messages import SamplingParams
+from trunkline.engine.messages import GrammarSpec, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +75,7 @@ class ParsedSampling:
     n: int
     stream_interval: int | None
     seed: int | None
+    grammar: GrammarSpec | None = None
 
     def for_request(self, rid: str, random_seed: int) -> SamplingParams:
         """Give the parameters their seed: the client's, or one that depends on `rid` alone.

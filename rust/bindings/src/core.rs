@@ -43,6 +43,10 @@ impl Core {
         py.detach(|| self.lock().ready(request, error));
     }
 
+    fn is_live(&self, py: Python<'_>, request: u64) -> bool {
+        py.detach(|| self.lock().is_live(request))
+    }
+
     fn abort(
         &self,
         py: Python<'_>,

@@ -4,6 +4,7 @@
 
 use rmp_serde::Deserializer;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use crate::error::Result;
 
@@ -61,6 +62,8 @@ pub(crate) struct Submit {
     pub(crate) logprobs: Option<LogprobRequest>,
     pub(crate) resume: Vec<Resume>,
     pub(crate) must_prepare: bool,
+    /// What the output must be: its caller's to read. Here it only matters that there is one.
+    pub(crate) grammar: Option<IgnoredAny>,
 }
 
 impl Submit {

@@ -89,8 +89,9 @@ impl Output {
         token: u32,
         num_outputs: u32,
     ) -> Option<Reason> {
-        let may_stop = num_outputs > bounds.min_new_tokens && bounds.may_stop(token);
-        let stop_id = may_stop && params.stop_ids.binary_search(&token).is_ok();
+        let stop_id = bounds.may_stop(token)
+            && (num_outputs > bounds.min_new_tokens || params.ends_grammar(token))
+            && params.stop_ids.binary_search(&token).is_ok();
         if let Some(stream) = &mut self.stream
             && (!stop_id || params.sampling.no_stop_trim)
         {

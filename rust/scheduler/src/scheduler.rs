@@ -165,6 +165,11 @@ impl Scheduler {
         }
     }
 
+    /// Whether the request has not ended. Ids are those of [`submit`](Self::submit).
+    pub fn is_live(&self, request: u64) -> bool {
+        self.state.requests.by_id(request).is_some()
+    }
+
     /// Refuses a request that is in the tables already; one that was accepted ends with an error.
     fn refuse(&mut self, index: RequestIndex, refusal: &Refusal) {
         let request = self.state.requests.get(index);

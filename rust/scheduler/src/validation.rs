@@ -31,7 +31,9 @@ pub(crate) fn params(
     let limit = limit(config, submit)?;
     let stops = stops(has_tokenizer, &mut submit.sampling)?;
     let mut stop_ids = submit.sampling.stop_token_ids.clone();
-    if !submit.sampling.ignore_eos {
+    // A grammar allows them at its end, and nothing can follow.
+    let grammar_end_ids = submit.grammar.map(|_| config.eos_token_ids.clone());
+    if !submit.sampling.ignore_eos || grammar_end_ids.is_some() {
         stop_ids.extend(&config.eos_token_ids);
     }
     stop_ids.sort_unstable();
@@ -53,7 +55,7 @@ pub(crate) fn params(
         logprobs: submit.logprobs.take(),
         rank: rank(config, submit),
         namespace: std::mem::take(&mut submit.namespace),
-        grammar: submit.must_prepare,
+        grammar_end_ids,
     };
     check_arena(config, &params)?;
     Ok(params)

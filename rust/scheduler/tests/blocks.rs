@@ -25,13 +25,14 @@ fn an_opened_slot_carries_the_request() {
     request.sampling.logit_bias = vec![(2, 0.5), (4, -2.0)];
     request.logprobs = Some(LogprobRequest(None, 3, vec![7, 8], true));
     request.must_prepare = true;
+    request.grammar = Some(("regex", "a+", vec![]));
     let id = engine.submit(&request).expect("it must be prepared");
     engine.scheduler.ready(id, None);
     let plan = engine.plan().expect("there is work");
     let floats = [0.5_f32, 0.25, 0.125, 1.5, -1.5, 1.25, 0.0, 0.0].map(|v| v.to_bits() as i32);
     assert_eq!(plan.ints(s::OPENED_SLOTS), [0]);
     assert_eq!(plan.ints(s::OPENED_FLOAT), floats);
-    assert_eq!(plan.ints(s::OPENED_INT), [7, 5, 4, 0, 1 | 2, 0, 0, 0]);
+    assert_eq!(plan.ints(s::OPENED_INT), [7, 5, 0, 0, 1 | 2, 4, id as i32, 0]);
     assert_eq!(plan.seeds(), [u64::MAX]);
     assert_eq!(plan.lists(s::BIAS_OFFSETS, s::BIAS_OFFSETS + 1), [[2, 4]]);
     let bias = [0.5_f32, -2.0].map(|value| value.to_bits() as i32);

@@ -216,6 +216,26 @@ fn nothing_stops_a_sequence_before_min_new_tokens() {
 }
 
 #[test]
+fn the_end_of_a_grammar_stops_a_sequence_whatever_it_ignores() {
+    let outputs = run(config(), &submit(1, &[5], 40)).sample(1, 0).token_ids.clone();
+    let last = *outputs[4..].iter().find(|id| !outputs[..4].contains(id)).expect("a new id");
+    let eos = Config { eos_token_ids: vec![last], ..config() };
+    let mut request = submit(1, &[5], 40);
+    request.sampling.ignore_eos = true;
+    request.sampling.min_new_tokens = 30;
+    let mut engine = Engine::new(eos.clone());
+    request.must_prepare = true;
+    request.grammar = Some(("regex", "a+", vec![]));
+    let id = engine.submit(&request).expect("it must be prepared");
+    assert!(engine.scheduler.is_live(id));
+    engine.scheduler.ready(id, None);
+    engine.drain();
+    assert!(!engine.scheduler.is_live(id));
+    let finished = engine.sample(1, 0).finished.as_ref().expect("it ended");
+    assert_eq!(finished.matched, Matched::Token(last));
+}
+
+#[test]
 fn samples_have_seeds_of_their_own_and_share_the_prompt() {
     let prompt: Vec<u32> = (0..60).map(|token| token % 17).collect();
     let request = Submit { n: 4, ..submit(1, &prompt, 10) };

@@ -46,6 +46,7 @@ pub struct Submit {
     pub logprobs: Option<LogprobRequest>,
     pub resume: Vec<Resume>,
     pub must_prepare: bool,
+    pub grammar: Option<(&'static str, &'static str, Vec<u32>)>,
 }
 
 /// A greedy request of one sample that only its length ends.
@@ -81,6 +82,7 @@ pub fn submit(key: u64, prompt: &[u32], max_new_tokens: u32) -> Submit {
         logprobs: None,
         resume: vec![],
         must_prepare: false,
+        grammar: None,
     }
 }
 
