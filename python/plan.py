@@ -9,7 +9,7 @@ models or scheduling.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -179,3 +179,13 @@ def encode_result(step: int, sections: dict[str, Array]) -> npt.NDArray[np.uint8
         offset += raw.size + padding
     header[4] = offset
     return np.concatenate(parts)
+
+
+def decode_result(block: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[Any]]:
+    """The sections of a result block by their names, as views into it."""
+    words = block[:RESULT_HEADER_BYTES].view(np.int64).tolist()
+    table = iter(words[SECTION_TABLE_WORD : SECTION_TABLE_WORD + 2 * len(RESULT_SECTIONS)])
+    return {
+        name: np.ndarray(count, dtype, block, offset)
+        for (name, dtype, _), offset, count in zip(RESULT_SECTIONS, table, table, strict=True)
+    }

@@ -107,6 +107,26 @@ class SchedulerOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarOptions:
+    """Structured output."""
+
+    grammar_backend: str = setting(
+        "xgrammar",
+        "what compiles grammars; none: structured output is refused",
+        choices=("xgrammar", "none"),
+    )
+    grammar_compile_timeout: float = setting(
+        30.0, "seconds that a grammar may take to compile; beyond it: 400", minimum=0.01
+    )
+    grammar_cache_bytes: int = setting(
+        256 << 20, "memory for compiled grammars, and the most that one may take", minimum=1
+    )
+    disable_jump_forward: bool = setting(
+        False, "sample tokens that the grammar leaves no choice about, too (they are the same)"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """General.
 
@@ -116,6 +136,7 @@ class EngineConfig:
     model: ModelOptions = field(default_factory=ModelOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    grammar: GrammarOptions = field(default_factory=GrammarOptions)
     log_level: str = setting(
         "info", "log level", choices=("debug", "info", "warning", "error", "critical")
     )

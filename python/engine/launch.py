@@ -23,6 +23,7 @@ from trunkline.engine.channel import Port
 from trunkline.engine.checkpoint import Checkpoint
 from trunkline.engine.config import EngineConfig, flat_settings
 from trunkline.engine.core_config import CoreConfig
+from trunkline.engine.grammar.setup import Grammars, NoGrammars, start_grammars
 from trunkline.engine.loop import EngineLoop, LoopOptions
 from trunkline.engine.messages import EngineFacts, SamplingParams, Submit
 from trunkline.engine.resources import SettingError
@@ -49,22 +50,26 @@ class LaunchedEngine:
     runner: Runner
     core_config: CoreConfig
     facts: EngineFacts
+    grammars: Grammars | NoGrammars
     log_interval_steps: int
     logger: logging.Logger
 
     def loop(self, port: Port, beat: Callable[[], None]) -> EngineLoop:
         """Join it to a port; `beat` is called each time the loop goes round."""
         facts = msgspec.to_builtins(self.facts)
+        depth = self.core_config.overlap_depth
+        preparer, runner = self.grammars.join(self.core, self.runner, port.wake, depth)
         options = LoopOptions(
             arena_bytes=self.core_config.arena_bytes,
-            overlap_depth=self.core_config.overlap_depth,
+            overlap_depth=depth,
             log_interval_steps=self.log_interval_steps,
             max_total_tokens=self.facts.max_total_tokens,
             beat=beat,
+            preparer=preparer,
             logger=self.logger,
             verbs={"server_info": lambda _: {**facts, "stats": dict(self.core.stats())}},
         )
-        return EngineLoop(self.core, self.runner, port, options)
+        return EngineLoop(self.core, runner, port, options)
 
 
 def engine_config(settings: Mapping[str, object]) -> EngineConfig:
@@ -79,7 +84,7 @@ def engine_config(settings: Mapping[str, object]) -> EngineConfig:
     groups = {
         field.name: _take(getattr(defaults, field.name), left)
         for field in fields(EngineConfig)
-        if field.name in ("model", "cache", "scheduler")
+        if is_dataclass(getattr(defaults, field.name))
     }
     config = _take(replace(defaults, **groups), left)
     if left:
@@ -91,6 +96,8 @@ def build(
     config: EngineConfig,
     checkpoint: Checkpoint | None = None,
     logger: logging.Logger | None = None,
+    *,
+    own_process: bool = False,
 ) -> LaunchedEngine:
     """Load the model and make an engine of it.
 
@@ -98,6 +105,7 @@ def build(
         config: the settings.
         checkpoint: the opened model, when the caller has it already.
         logger: where this engine logs; None: this module's.
+        own_process: this process is the engine's alone; it may have a child that compiles grammars.
 
     Raises:
         CheckpointError: the model cannot be loaded.
@@ -107,6 +115,13 @@ def build(
     logger = logger or logging.getLogger(__name__)
     checkpoint = checkpoint or open_checkpoint(config.model)
     sizes = _sizes(config, checkpoint)
+    grammars = start_grammars(
+        config.grammar,
+        checkpoint.tokenizer,
+        checkpoint.config.vocab_size,
+        _end_ids(checkpoint),
+        own_process=own_process,
+    )
     logger.info("Load weight begin. model=%s, avail mem=%s", checkpoint.source, _available(sizes))
     runner = Runner(checkpoint, sizes.runner)
     logger.info(
@@ -120,6 +135,7 @@ def build(
     budget = config.scheduler.max_prefill_tokens or _measured_budget(runner, sizes, config, logger)
     core_config = _core_config(config, checkpoint, sizes, budget)
     core = Core(core_config.to_json())
+    grammars.wait_ready()
     facts = msgspec.structs.replace(
         _facts(config, checkpoint, core_config, runner),
         # The budget may leave room for fewer than the settings allow.
@@ -142,6 +158,7 @@ def build(
         runner=runner,
         core_config=core_config,
         facts=facts,
+        grammars=grammars,
         log_interval_steps=config.scheduler.decode_log_interval,
         logger=logger,
     )
@@ -196,6 +213,12 @@ def _sizes(config: EngineConfig, checkpoint: Checkpoint) -> _Sizes:
     return _Sizes(runner=runner, memory=memory, pool_tokens=pool)
 
 
+def _end_ids(checkpoint: Checkpoint) -> list[int]:
+    """What ends a sequence; ids beyond the model's vocabulary never come."""
+    vocab_size = checkpoint.config.vocab_size
+    return [one for one in checkpoint.generation.eos_token_ids if one < vocab_size]
+
+
 def _free_bytes(device: torch.device) -> int:
     """Free memory of the device that holds weights and pool."""
     if device.type == "cpu":
@@ -223,11 +246,7 @@ def _core_config(
         max_chunk_tokens=resources.chunk_tokens(scheduler),
         max_context_len=runner.max_context_len,
         vocab_size=checkpoint.config.vocab_size,
-        eos_token_ids=[
-            token_id
-            for token_id in checkpoint.generation.eos_token_ids
-            if token_id < checkpoint.config.vocab_size  # others never come
-        ],
+        eos_token_ids=_end_ids(checkpoint),
         policy="fcfs" if by_priority else scheduler.schedule_policy,
         priority_scheduling=by_priority,
         low_priority_first=scheduler.schedule_low_priority_values_first,

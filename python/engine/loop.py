@@ -49,6 +49,38 @@ class Scheduler(Protocol):
     def check_integrity(self) -> None: ...
 
 
+class Preparer(Protocol):
+    """Prepares the requests that the core holds back; never waits."""
+
+    def prepare(self, request: int, message: bytes) -> None:
+        """Begin; `message` is the request's `Submit`."""
+
+    def poll(self) -> None:
+        """Tell the core which are ready."""
+
+    def stats(self) -> dict[str, float]:
+        """Gauges and cumulative counters by name."""
+
+    def close(self) -> None:
+        """Let go of everything: the loop has ended."""
+
+
+class _NothingHeldBack:
+    """The preparer of a loop whose requests need no preparation."""
+
+    def prepare(self, request: int, message: bytes) -> None:
+        raise RuntimeError("this engine prepares no requests")
+
+    def poll(self) -> None:
+        pass
+
+    def stats(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
 class Executor(Protocol):
     """What the loop needs of a runner."""
 
@@ -58,13 +90,18 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopOptions:
-    """How a loop runs. `beat` is called each time it goes round; `verbs` add control messages."""
+    """How a loop runs.
+
+    `beat` is called each time it goes round; `verbs` add control messages; `preparer` sees to the
+    requests that the core holds back.
+    """
 
     arena_bytes: int
     overlap_depth: int = 0
     log_interval_steps: int = 40
     max_total_tokens: int
     beat: Callable[[], None]
+    preparer: Preparer = field(default_factory=_NothingHeldBack)
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger(__name__))
     verbs: Mapping[str, Verb] = field(default_factory=dict)
 
@@ -77,6 +114,7 @@ class EngineLoop:
         self._runner = runner
         self._port = port
         self._beat = options.beat
+        preparer = self._preparer = options.preparer
         self._depth = options.overlap_depth
         # A plan is read until its step is committed: one arena for each step in flight.
         self._arenas = deque(
@@ -90,7 +128,11 @@ class EngineLoop:
         # They hold no reference to the loop: without a cycle, memory comes back when it ends.
         self._verbs: dict[str, Verb] = {
             "flush_cache": lambda _: {"flushed": core.flush_cache()},
-            "stats": lambda _: {**core.stats(), "gen_throughput": log.gen_throughput},
+            "stats": lambda _: {
+                **core.stats(),
+                **preparer.stats(),
+                "gen_throughput": log.gen_throughput,
+            },
             "check_integrity": lambda _: _checked(core),
             **options.verbs,
         }
@@ -104,10 +146,13 @@ class EngineLoop:
             Exception: the scheduler or the runner is broken; nothing more can be computed.
         """
         moved = False
-        while not self._stopping:
-            self._beat()
-            self._receive(0.0 if moved else self._patience())
-            moved = self._step()
+        try:
+            while not self._stopping:
+                self._beat()
+                self._receive(0.0 if moved else self._patience())
+                moved = self._step()
+        finally:
+            self._preparer.close()
 
     def stop(self) -> None:
         """Make `run` return after the current step. May be called from any thread."""
@@ -116,6 +161,7 @@ class EngineLoop:
 
     def _step(self) -> bool:
         """Plan and execute one step, commit the oldest that is due; False: nothing to do."""
+        self._preparer.poll()
         arena = self._arenas[0]
         step = self._core.plan(time.time(), arena.data)
         self._send_events()  # acceptances and refusals do not wait for the step
@@ -176,7 +222,9 @@ class EngineLoop:
 
     def _submit(self, message: Message) -> None:
         try:
-            self._core.submit(message.client, message.payload, time.time())
+            request = self._core.submit(message.client, message.payload, time.time())
+            if request is not None:
+                self._preparer.prepare(request, message.payload)
         except Exception as error:  # malformed, so no event follows by itself
             self._logger.error("Refused a malformed request: %s", error)
             key = msgspec.msgpack.decode(message.payload)[0]

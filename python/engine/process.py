@@ -25,6 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
@@ -404,4 +405,4 @@ def _report(status_pipe: int, report: Report) -> None:
 if __name__ == "__main__":
     from trunkline.engine.launch import build  # the parent does without models and devices
 
-    run_child(build)
+    run_child(partial(build, own_process=True))

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from trunkline.engine.grammar.parameters import KINDS, Wrong, grammar_of
 from trunkline.engine.messages import GrammarSpec, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class Limits:
     max_scored_ids: int = 1024
     max_id_chars: int = 256
     max_namespace_chars: int = 1024
+    max_grammar_chars: int = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +176,6 @@ NUMBERS: Final = {
 FLAGS: Final = ("ignore_eos", "skip_special_tokens", "no_stop_trim")
 # Known elsewhere, not served here: only null, or a value that changes nothing.
 UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
-    "json_schema": (),
-    "regex": (),
-    "ebnf": (),
-    "structural_tag": (),
     "beam_width": (1,),
     "custom_params": ({},),
     "watermark": ({}, False),
@@ -319,7 +317,7 @@ _OTHERS: Final = (
     "seed",
     "n",
 )
-SAMPLING_NAMES: Final = frozenset((*NUMBERS, *FLAGS, *_OTHERS))
+SAMPLING_NAMES: Final = frozenset((*NUMBERS, *FLAGS, *_OTHERS, *KINDS))
 
 
 def _is_decimal(key: object) -> bool:
@@ -401,7 +399,10 @@ def parse_sampling_params(
     seed = reader.seed()
     if seed is not None:
         sampling = msgspec.structs.replace(sampling, seed=seed)
-    return ParsedSampling(sampling, reader.samples(), interval, seed)
+    grammar = grammar_of(merged, limits.max_grammar_chars)
+    if isinstance(grammar, Wrong):
+        raise RequestError(grammar.message, grammar.name)
+    return ParsedSampling(sampling, reader.samples(), interval, seed, grammar)
 
 
 def _assemble(reader: _Reader) -> tuple[SamplingParams, int | None]:

@@ -116,8 +116,9 @@ def test_accepts(raw: dict[str, Any], field: str, value: Any):
         ({"stop_strs": ["x"]}, "unknown sampling parameter 'stop_strs'."),
         ([1], "sampling_params must be an object, got [1]."),
         (
-            {"regex": "a|b"},
-            "regex is not supported by this server: it may only be null, got 'a|b'.",
+            {"regex": "a|b", "ebnf": "root ::= root"},
+            "only one of json_schema, regex, ebnf, structural_tag may be given, got regex and "
+            "ebnf.",
         ),
         (
             {"beam_width": 2},

@@ -43,7 +43,6 @@ UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "separate_reasoning": (True,),
     "stream_reasoning": (True,),
     "thinking": (False,),

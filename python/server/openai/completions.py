@@ -39,8 +39,6 @@ MAX_LOGPROBS: Final = 20
 UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "suffix": ("",),
     "add_special_tokens": (True,),
-    "json_schema": (),
-    "response_format": ({"type": "text"},),
     "prompt_embeds": (),
 }
 

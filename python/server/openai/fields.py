@@ -7,12 +7,14 @@ are not supported are accepted only when null or neutral; all others are ignored
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from trunkline.engine.native_request import RequestContext, parse_namespace, parse_priority
 from trunkline.engine.validation import (
+    Limits,
     ParsedSampling,
     RequestError,
     is_int,
@@ -20,6 +22,7 @@ from trunkline.engine.validation import (
     refuse_unsupported,
     shown,
 )
+from trunkline.server.openai.response_format import parse_response_format
 from trunkline.server.openai.rows import TokenIds
 
 Body = TypeVar("Body", bound="CommonFields")
@@ -35,7 +38,7 @@ NAMES: Final = {"min_new_tokens": "min_tokens", "sampling_seed": "seed"}
 _SAMPLING: Final = (
     "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty "
     "stop stop_token_ids logit_bias ignore_eos skip_special_tokens no_stop_trim n "
-    "stop_regex regex ebnf structural_tag custom_params"
+    "stop_regex json_schema regex ebnf structural_tag custom_params"
 ).split()
 UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "lora_path": (),
@@ -116,6 +119,8 @@ class CommonFields(msgspec.Struct, kw_only=True):
     regex: Any = None
     ebnf: Any = None
     structural_tag: Any = None
+    json_schema: Any = None
+    response_format: Any = None
     custom_params: Any = None
 
 
@@ -212,7 +217,19 @@ def parse_sampling(
             "returned, none is chosen.",
             "best_of",
         )
-    return parsed
+    return _with_format(parsed, fields.response_format, context.limits)
+
+
+def _with_format(parsed: ParsedSampling, response_format: Any, limits: Limits) -> ParsedSampling:
+    grammar = parse_response_format(response_format, limits.max_grammar_chars)
+    if grammar is None:
+        return parsed
+    if parsed.grammar is not None:
+        raise RequestError(
+            f"response_format and {parsed.grammar.kind} cannot both say what the output must be.",
+            "response_format",
+        )
+    return replace(parsed, grammar=grammar)
 
 
 def parse_scheduling(fields: CommonFields, context: RequestContext) -> tuple[int, str]:

@@ -31,9 +31,9 @@ pub(crate) const RUNNING_ROW_BYTES: usize =
     ROW_BYTES + TOKEN_BYTES + PAGE_WRITE_BYTES + LOGIT_BYTES + 4 + SAMPLE_BYTES;
 
 /// Bit of the flags column of `opened_int`: the sequence has a grammar.
-const FLAG_GRAMMAR: i32 = 1;
+pub(crate) const FLAG_GRAMMAR: i32 = 1;
 /// The same: its samples' log-probs are those of the distribution that they are drawn from.
-const FLAG_PROCESSED: i32 = 2;
+pub(crate) const FLAG_PROCESSED: i32 = 2;
 /// Bit of `sample_flags`: the sampled token's log-prob is wanted.
 const SAMPLE_LOGPROB: i32 = 1;
 
@@ -46,8 +46,7 @@ pub(crate) struct Opened<'a> {
     pub(crate) top_k: u32,
     pub(crate) prompt_len: u32,
     pub(crate) min_new_tokens: u32,
-    /// Whether log-probs are those of the distribution that is drawn from.
-    pub(crate) processed: bool,
+    pub(crate) flags: i32,
     /// Id of the request whose grammar holds, if one does.
     pub(crate) grammar_of: Option<u64>,
     pub(crate) seed: u64,
@@ -204,17 +203,16 @@ impl PlanWriter {
         self.opened_slots.push(opened.slot as i32);
         self.opened_float.extend(opened.floats);
         self.opened_float.extend([0.0; 2]);
-        let (min_sampled, min_masked, flags, request) = match opened.grammar_of {
-            None => (opened.min_new_tokens, 0, 0, 0),
-            Some(request) => (0, opened.min_new_tokens, FLAG_GRAMMAR, request),
+        let (min_sampled, min_masked, request) = match opened.grammar_of {
+            None => (opened.min_new_tokens, 0, 0),
+            Some(request) => (0, opened.min_new_tokens, request),
         };
-        let flags = flags | if opened.processed { FLAG_PROCESSED } else { 0 };
         self.opened_int.extend([
             opened.top_k as i32,
             opened.prompt_len as i32,
             min_sampled as i32,
             0,
-            flags,
+            opened.flags,
             min_masked as i32,
             request as i32,
             (request >> 32) as i32,

@@ -69,8 +69,9 @@ pub(crate) struct Params {
     pub(crate) bounds: Bounds,
     pub(crate) rank: Rank,
     pub(crate) namespace: String,
-    /// Ids that only come where the request's grammar ends; `None` without a grammar.
-    pub(crate) grammar_end_ids: Option<Vec<u32>>,
+    pub(crate) grammar: bool,
+    /// Ids that only come where the request's grammar ends.
+    pub(crate) grammar_end_ids: Vec<u32>,
 }
 
 impl Params {
@@ -88,9 +89,16 @@ impl Params {
         self.logprobs.as_ref().map_or(0, |logprobs| logprobs.top_n)
     }
 
+    /// Flags of the slots of its sequences.
+    pub(crate) fn slot_flags(&self) -> i32 {
+        let processed = self.logprobs.as_ref().is_some_and(|logprobs| logprobs.processed);
+        let grammar = if self.grammar { plan::FLAG_GRAMMAR } else { 0 };
+        grammar | if processed { plan::FLAG_PROCESSED } else { 0 }
+    }
+
     /// Whether the id says that the request's grammar has ended: nothing can follow it then.
     pub(crate) fn ends_grammar(&self, id: u32) -> bool {
-        self.grammar_end_ids.as_ref().is_some_and(|ids| ids.contains(&id))
+        self.grammar_end_ids.contains(&id)
     }
 
     /// Ids that the runner holds back while a sequence has fewer than `min_new_tokens` outputs.

@@ -32,8 +32,9 @@ pub(crate) fn params(
     let stops = stops(has_tokenizer, &mut submit.sampling)?;
     let mut stop_ids = submit.sampling.stop_token_ids.clone();
     // A grammar allows them at its end, and nothing can follow.
-    let grammar_end_ids = submit.grammar.map(|_| config.eos_token_ids.clone());
-    if !submit.sampling.ignore_eos || grammar_end_ids.is_some() {
+    let has_end = submit.grammar.is_some();
+    let grammar_end_ids = if has_end { config.eos_token_ids.clone() } else { Vec::new() };
+    if !submit.sampling.ignore_eos || has_end {
         stop_ids.extend(&config.eos_token_ids);
     }
     stop_ids.sort_unstable();
@@ -55,6 +56,7 @@ pub(crate) fn params(
         logprobs: submit.logprobs.take(),
         rank: rank(config, submit),
         namespace: std::mem::take(&mut submit.namespace),
+        grammar: submit.grammar.is_some(),
         grammar_end_ids,
     };
     check_arena(config, &params)?;

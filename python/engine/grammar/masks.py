@@ -1,0 +1,339 @@
+"""Masks for the steps of sequences that have a grammar, and what their tokens mean for it.
+
+`ConstrainedRunner` stands between loop and runner: it fills the masks of a step while the runner
+computes, and takes the step's tokens before the loop commits them. Matchers live as long as a slot
+is open; a sequence that comes back after a retraction brings its outputs, and its matcher is built
+again from them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from trunkline.engine.grammar.backend import Backend, Masks, Matcher, Vocabulary
+from trunkline.engine.grammar.constraints import Constraint
+from trunkline.plan import (
+    FLAG_GRAMMAR,
+    FREQUENCY_PENALTY,
+    GRAMMAR_REQUEST,
+    MIN_GRAMMAR_TOKENS,
+    OPEN_FLAGS,
+    PRESENCE_PENALTY,
+    PROMPT_LEN,
+    REPETITION_PENALTY,
+    ROW_GRAMMAR_VIOLATED,
+    ROW_OK,
+    SAMPLE_LOGPROB,
+    Plan,
+    decode_result,
+    encode_result,
+)
+
+Bytes = npt.NDArray[np.uint8]
+IntArray = npt.NDArray[np.int32]
+
+MAX_FORCED: Final = 64  # tokens in a row that follow one that was sampled
+
+
+class Runner(Protocol):
+    """What is needed of a runner."""
+
+    def forward(self, plan: Plan) -> None: ...
+    def sample(self, plan: Plan, masks: Masks | None = None) -> Bytes: ...
+    def execute(self, plan: Plan) -> Bytes: ...
+
+
+class Requests(Protocol):
+    """What is needed of `Constraints`."""
+
+    def of(self, request: int) -> Constraint: ...
+    def ended(self, requests: Sequence[int]) -> None: ...
+
+
+@dataclass(slots=True)
+class ConstrainedSequence:
+    """Where the sequence in a slot is in its grammar."""
+
+    request: int
+    matcher: Matcher
+    prompt_len: int
+    min_tokens: int  # outputs before which the suppressed ids are held back, where others are left
+    suppressed: IntArray
+    may_jump: bool  # forced tokens need no draw: nothing but the mask depends on them
+    recent: deque[int]  # the last outputs, while the constraint has not begun
+    starts_after: tuple[int, ...] = ()
+    num_outputs: int = 0
+    started: bool = True
+    violated: bool = False
+
+    def begins_at(self, token_id: int) -> bool:
+        """Whether the constraint begins after this output, the next before it began."""
+        self.recent.append(token_id)
+        return tuple(self.recent) == self.starts_after
+
+
+class MaskSource:
+    """The matchers of the open slots."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        requests: Requests,
+        vocabulary: Vocabulary,
+        *,
+        jump_forward: bool = True,
+    ) -> None:
+        """`jump_forward`: tokens that are certain follow at once, without a step of their own."""
+        self._backend = backend
+        self._requests = requests
+        self._jump_forward = jump_forward
+        self._words = -(-len(vocabulary.tokens) // 32)
+        self._slots: dict[int, ConstrainedSequence] = {}
+        self._free = np.full(self._words, -1, np.int32)  # before the constraint begins
+        _forbid(self._free, np.asarray(vocabulary.end_ids, np.int32))
+        self._end_ids = frozenset(vocabulary.end_ids)
+        self._masks: Masks = np.zeros((0, self._words), np.int32)
+
+    def update(self, plan: Plan) -> None:
+        """Close and open slots as the plan says."""
+        left = [self._slots.pop(slot, None) for slot in plan.closed_slots.tolist()]
+        flags = plan.opened_int[:, OPEN_FLAGS] & FLAG_GRAMMAR
+        for index in np.flatnonzero(flags).tolist():
+            self._slots[int(plan.opened_slots[index])] = self._opened(plan, index)
+        for index in np.flatnonzero(flags == 0).tolist():
+            self._slots.pop(int(plan.opened_slots[index]), None)
+        ended = [sequence.request for sequence in left if sequence is not None]
+        if ended:
+            self._requests.ended(ended)
+
+    def samples(self, plan: Plan) -> list[tuple[int, ConstrainedSequence]]:
+        """The plan's sample entries that have a grammar, with their sequences."""
+        if not self._slots:
+            return []
+        slots = enumerate(plan.sample_slot.tolist())
+        return [(entry, self._slots[slot]) for entry, slot in slots if slot in self._slots]
+
+    def fill(self, plan: Plan, samples: list[tuple[int, ConstrainedSequence]]) -> Masks:
+        """Masks for the plan's samples, valid until the next call; see `Runner.sample`."""
+        num_samples = plan.sample_slot.size
+        if len(self._masks) < num_samples:
+            self._masks = np.zeros((num_samples, self._words), np.int32)
+        masks = self._masks[:num_samples]
+        self._fill(masks, samples)
+        return masks
+
+    def accept(
+        self, plan: Plan, samples: list[tuple[int, ConstrainedSequence]], result: Bytes
+    ) -> Bytes:
+        """Take the tokens that a step has led to.
+
+        Returns:
+            The result, with an error for each row that left its grammar, and with the tokens that
+            are certain to follow.
+        """
+        sections = decode_result(result)
+        counts, tokens = sections["sample_counts"], sections["token_ids"]
+        firsts = np.cumsum(counts) - counts
+        errors = sections["row_errors"]
+        row_of = _sample_rows(plan)
+        taken = [
+            (entry, sequence, int(tokens[firsts[entry]]))
+            for entry, sequence in samples
+            if counts[entry] and not (errors.size and errors[row_of[entry]])
+        ]
+        self._take([(sequence, token) for _, sequence, token in taken])
+        violated = [entry for entry, sequence, _ in taken if sequence.violated]
+        forced = {
+            entry: self._forced(sequence)
+            for entry, sequence, token in taken
+            if token not in self._end_ids and self._may_jump(plan, entry, sequence)
+        }
+        forced = {entry: ids for entry, ids in forced.items() if ids}
+        if not violated and not forced:
+            return result
+        if violated:
+            errors = errors.copy() if errors.size else np.full(plan.row_slot.size, ROW_OK, np.int32)
+            errors[row_of[violated]] = ROW_GRAMMAR_VIOLATED
+            sections["row_errors"] = errors
+        if forced:
+            _insert(sections, firsts + counts, forced)
+        return encode_result(plan.step, sections)
+
+    def _opened(self, plan: Plan, index: int) -> ConstrainedSequence:
+        ints, floats = plan.opened_int[index], plan.opened_float[index]
+        request = int(ints[GRAMMAR_REQUEST].view(np.int64)[0])
+        constraint = self._requests.of(request)
+        after = constraint.starts_after
+        suppressed = slice(*plan.suppressed_offsets[index : index + 2].tolist())
+        additive = floats[FREQUENCY_PENALTY] != 0 or floats[PRESENCE_PENALTY] != 0
+        sequence = ConstrainedSequence(
+            request=request,
+            matcher=self._backend.matcher(constraint.compiled),
+            prompt_len=int(ints[PROMPT_LEN]),
+            min_tokens=int(ints[MIN_GRAMMAR_TOKENS]),
+            suppressed=plan.suppressed_ids[suppressed].copy(),
+            # The runner counts the tokens that it draws for the penalties, and no others.
+            may_jump=bool(self._jump_forward and not additive and floats[REPETITION_PENALTY] == 1),
+            recent=deque(maxlen=max(len(after), 1)),
+            starts_after=after,
+            started=not after,
+        )
+        outputs = slice(*plan.output_offsets[index : index + 2].tolist())
+        for token in plan.output_ids[outputs].tolist():
+            self._take_one(sequence, token)
+        return sequence
+
+    def _take_one(self, sequence: ConstrainedSequence, token_id: int) -> None:
+        if not self._goes_on(sequence, token_id):
+            return
+        sequence.violated = not sequence.matcher.accept(token_id)
+
+    def _goes_on(self, sequence: ConstrainedSequence, token_id: int) -> bool:
+        """Count an output; whether it is one for the matcher."""
+        sequence.num_outputs += 1
+        if sequence.violated:
+            return False
+        if not sequence.started:
+            sequence.started = sequence.begins_at(token_id)
+            return False
+        return True
+
+    def _take(self, outputs: list[tuple[ConstrainedSequence, int]]) -> None:
+        """Take one output of each sequence."""
+        matched = [(one, token) for one, token in outputs if self._goes_on(one, token)]
+        if not matched:
+            return
+        accepted = self._backend.accept(
+            [one.matcher for one, _ in matched], [token for _, token in matched]
+        )
+        for (one, _), fine in zip(matched, accepted, strict=True):
+            one.violated = not fine
+
+    def _fill(self, masks: Masks, samples: list[tuple[int, ConstrainedSequence]]) -> None:
+        """Write the mask of each sample into its row."""
+        constrained = []
+        for entry, sequence in samples:
+            if sequence.violated:
+                masks[entry] = -1  # its row fails, whatever is drawn
+            elif sequence.started:
+                constrained.append((entry, sequence))
+            else:
+                masks[entry] = self._free
+        if not constrained:
+            return
+        try:
+            self._backend.fill(
+                [one.matcher for _, one in constrained], masks, [entry for entry, _ in constrained]
+            )
+        except Exception:  # of one of them: find out which
+            for entry, sequence in constrained:
+                self._fill_alone(masks, entry, sequence)
+        for entry, sequence in constrained:
+            self._adjust(masks[entry], sequence)
+
+    def _fill_alone(self, masks: Masks, entry: int, sequence: ConstrainedSequence) -> None:
+        try:
+            self._backend.fill([sequence.matcher], masks, [entry])
+        except Exception:  # its row ends with an error
+            masks[entry] = 0
+
+    def _adjust(self, mask: IntArray, sequence: ConstrainedSequence) -> None:
+        """Hold the suppressed ids back where that leaves others; see to dead ends."""
+        if sequence.num_outputs < sequence.min_tokens and sequence.suppressed.size:
+            kept = mask.copy()
+            _forbid(kept, sequence.suppressed)
+            if kept.any():
+                mask[:] = kept
+        if not mask.any():
+            sequence.violated = True
+            mask[:] = -1
+
+    def _may_jump(self, plan: Plan, entry: int, sequence: ConstrainedSequence) -> bool:
+        if not sequence.may_jump or sequence.violated or not sequence.started:
+            return False
+        logit = int(plan.sample_logit[entry])
+        scores = plan.score_offsets[logit] != plan.score_offsets[logit + 1]
+        wants = plan.sample_flags[entry] & SAMPLE_LOGPROB or plan.logit_top_n[logit] or scores
+        return not wants
+
+    def _forced(self, sequence: ConstrainedSequence) -> list[int]:
+        """The ids that the masks of the next steps would leave no choice about, taken."""
+        forced: list[int] = []
+        mask = np.zeros((1, self._words), np.int32)
+        while len(forced) < MAX_FORCED and sequence.matcher.is_forced():
+            self._fill(mask, [(0, sequence)])
+            only = _only_id(mask[0])
+            if only is None or sequence.violated:
+                break
+            forced.append(only)
+            self._take_one(sequence, only)
+            if only in self._end_ids:
+                break
+        return forced
+
+
+class ConstrainedRunner:
+    """Executes steps: the runner's work, with masks where sequences have a grammar."""
+
+    def __init__(self, runner: Runner, masks: MaskSource) -> None:
+        self._runner = runner
+        self._masks = masks
+        self._thread = ThreadPoolExecutor(1, "grammar-masks")
+
+    def execute(self, plan: Plan) -> Bytes:
+        """See `loop.Executor`."""
+        masks = self._masks
+        masks.update(plan)
+        samples = masks.samples(plan)
+        if not samples:
+            return self._runner.execute(plan)
+        filling = self._thread.submit(masks.fill, plan, samples)
+        try:
+            self._runner.forward(plan)
+        finally:
+            filled = filling.result()
+        return masks.accept(plan, samples, self._runner.sample(plan, filled))
+
+
+def _forbid(mask: IntArray, ids: IntArray) -> None:
+    """Clear the bits of some ids."""
+    np.bitwise_and.at(mask, ids >> 5, ~(np.int32(1) << (ids & 31)))
+
+
+def _only_id(mask: IntArray) -> int | None:
+    """The id that a mask allows, if it is a single one."""
+    words = np.flatnonzero(mask)
+    if words.size != 1:
+        return None
+    word = int(mask[words[0]]) & 0xFFFFFFFF
+    return int(words[0]) * 32 + word.bit_length() - 1 if word & (word - 1) == 0 else None
+
+
+def _sample_rows(plan: Plan) -> npt.NDArray[np.int64]:
+    """The row of every sample entry."""
+    ends = np.cumsum(plan.row_query_len)
+    return np.searchsorted(ends, plan.logit_tokens[plan.sample_logit], side="right")
+
+
+def _insert(
+    sections: dict[str, npt.NDArray[Any]],
+    ends: npt.NDArray[np.int64],
+    forced: dict[int, list[int]],
+) -> None:
+    """Put forced tokens behind the tokens of their sample entries, which end at `ends`."""
+    counts = sections["sample_counts"].copy()
+    at = np.repeat([ends[entry] for entry in forced], [len(ids) for ids in forced.values()])
+    ids = [token for one in forced.values() for token in one]
+    sections["token_ids"] = np.insert(sections["token_ids"], at, ids)
+    if sections["sampled_logprobs"].size:  # of other samples: these have none
+        sections["sampled_logprobs"] = np.insert(sections["sampled_logprobs"], at, 0.0)
+    for entry, one in forced.items():
+        counts[entry] += len(one)
+    sections["sample_counts"] = counts

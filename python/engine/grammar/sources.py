@@ -1,0 +1,251 @@
+"""From a `GrammarSpec` to what xgrammar compiles, refusing what it would quietly leave out.
+
+Pure text work. JSON Schemas, those inside structural tags too, become EBNF here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from trunkline.engine.grammar.backend import GrammarError
+from trunkline.engine.grammar.schema_source import schema_ebnf
+from trunkline.engine.messages import GrammarSpec
+
+MAX_TAG_DEPTH: Final = 32
+# Formats of a structural tag and the keys that each may have. Values: what the key holds.
+_TEXT, _TEXTS, _FORMAT, _FORMATS, _TOKEN, _TOKENS, _OTHER = range(7)
+_STRING_OR_TOKEN: Final = 7
+_FORMAT_KEYS: Final[Mapping[str, Mapping[str, int]]] = {
+    "const_string": {"value": _TEXT},
+    "json_schema": {"json_schema": _OTHER},
+    "any_text": {"excludes": _TEXTS, "max_tokens": _OTHER, "max_chars": _OTHER},
+    "token": {"token": _TOKEN},
+    "exclude_token": {"exclude_tokens": _TOKENS},
+    "any_tokens": {"exclude_tokens": _TOKENS, "max_tokens": _OTHER},
+    "grammar": {"grammar": _TEXT},
+    "regex": {"pattern": _TEXT},
+    "sequence": {"elements": _FORMATS},
+    "or": {"elements": _FORMATS},
+    "tag": {"begin": _STRING_OR_TOKEN, "content": _FORMAT, "end": _STRING_OR_TOKEN},
+    "triggered_tags": {
+        "triggers": _TEXTS,
+        "tags": _FORMATS,
+        "at_least_one": _OTHER,
+        "stop_after_first": _OTHER,
+        "excludes": _TEXTS,
+    },
+    "token_triggered_tags": {
+        "trigger_tokens": _TOKENS,
+        "tags": _FORMATS,
+        "exclude_tokens": _TOKENS,
+        "at_least_one": _OTHER,
+        "stop_after_first": _OTHER,
+    },
+    "tags_with_separator": {
+        "tags": _FORMATS,
+        "separator": _TEXT,
+        "at_least_one": _OTHER,
+        "stop_after_first": _OTHER,
+    },
+    "optional": {"content": _FORMAT},
+    "plus": {"content": _FORMAT},
+    "star": {"content": _FORMAT},
+    "repeat": {"min": _OTHER, "max": _OTHER, "content": _FORMAT},
+}
+_REGEX_ESCAPES: Final = frozenset("dDwWsSnrtfv0xucbB\\/^$.*+?()[]{}|-\"'`~!@#%&=:;,<> _")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is compiled."""
+
+    kind: Literal["regex", "ebnf", "structural_tag"]
+    text: str
+
+
+def grammar_source(spec: GrammarSpec, special_ids: Mapping[str, int]) -> Source:
+    """What to compile for a grammar.
+
+    Args:
+        spec: the grammar.
+        special_ids: ids of special tokens, which structural tags may name.
+
+    Raises:
+        GrammarError: it is malformed, or says what would not be enforced.
+    """
+    if "\0" in spec.text:
+        raise GrammarError("it holds a NUL character.")
+    if spec.kind == "regex":
+        check_regex(spec.text)
+        return Source("regex", spec.text)
+    if spec.kind == "ebnf":
+        return Source("ebnf", spec.text)
+    if spec.kind == "json_object":
+        return Source("ebnf", schema_ebnf({"type": "object"}))
+    document = parse_json(spec.text)
+    if spec.kind == "json_schema":
+        return Source("ebnf", schema_ebnf(document))
+    return Source("structural_tag", json.dumps(structural_tag(document, special_ids)))
+
+
+def parse_json(text: str) -> Any:
+    """Decode a JSON document.
+
+    Raises:
+        GrammarError: it is none, or nested too deeply, or an object has a key twice.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+    except GrammarError:
+        raise
+    except (ValueError, RecursionError) as error:
+        words = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise GrammarError(f"it is not valid JSON: {words}.") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise GrammarError("an object in it has the same key twice.")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise GrammarError(f"it is not valid JSON: {name}.")
+
+
+def check_regex(pattern: str) -> None:
+    """Refuse what xgrammar would ignore: anchors inside, unknown escapes, POSIX classes.
+
+    Everything else that it does not support it refuses itself.
+
+    Raises:
+        GrammarError: there is such a thing; the message says where.
+    """
+    in_class = False
+    position = 0
+    while position < len(pattern):
+        char = pattern[position]
+        if char == "\\":
+            position += 1
+            escaped = pattern[position : position + 1]
+            if escaped and escaped not in _REGEX_ESCAPES and escaped not in "pPkCE123456789":
+                raise GrammarError(f"the escape \\{escaped} at {position - 1} is not supported.")
+        elif in_class:
+            in_class = char != "]"
+            if pattern.startswith(("[:", "[.", "[="), position):
+                raise GrammarError(f"the POSIX class at {position} is not supported.")
+        elif char == "[":
+            in_class = True
+            if pattern.startswith(("[[:", "[[.", "[[="), position):
+                raise GrammarError(f"the POSIX class at {position} is not supported.")
+        elif (char == "^" and position > 0) or (char == "$" and position < len(pattern) - 1):
+            raise GrammarError(
+                f"{char} at {position} is not supported: the whole output must match, and ^ and $ "
+                "may only stand at its start and end."
+            )
+        position += 1
+
+
+def structural_tag(document: Any, special_ids: Mapping[str, int]) -> dict[str, Any]:
+    """Check a structural tag, of either form, and turn its JSON Schemas into EBNF.
+
+    Raises:
+        GrammarError: it is malformed; the message has the path.
+    """
+    if not isinstance(document, dict):
+        raise GrammarError("it must be a JSON object.")
+    if "structures" in document:
+        document = {"type": "structural_tag", "format": _legacy(document)}
+    _check_keys(document, {"type", "format"}, "$")
+    if document.get("type", "structural_tag") != "structural_tag":
+        raise GrammarError('its type must be "structural_tag".')
+    if "format" not in document:
+        raise GrammarError("it needs a format, or structures and triggers.")
+    found = _Tags(special_ids).format(document["format"], "$.format", 0)
+    return {"type": "structural_tag", "format": found}
+
+
+def _legacy(document: dict[str, Any]) -> dict[str, Any]:
+    """The older form: structures with a begin, a schema and an end, and their triggers."""
+    _check_keys(document, {"type", "structures", "triggers"}, "$")
+    structures = document["structures"]
+    if not isinstance(structures, list) or not structures:
+        raise GrammarError("structures must be a list of at least one.")
+    tags = []
+    for index, one in enumerate(structures):
+        path = f"$.structures[{index}]"
+        if not isinstance(one, dict):
+            raise GrammarError(f"{path} must be an object.")
+        _check_keys(one, {"begin", "schema", "end"}, path)
+        schema = one.get("schema")
+        content = {"type": "json_schema", "json_schema": {} if schema is None else schema}
+        tag = {"begin": one.get("begin"), "content": content, "end": one.get("end")}
+        tags.append({"type": "tag", **tag})
+    return {"type": "triggered_tags", "triggers": document.get("triggers"), "tags": tags}
+
+
+def _check_keys(value: dict[str, Any], known: set[str], path: str) -> None:
+    unknown = sorted(value.keys() - known)
+    if unknown:
+        raise GrammarError(f"{path} has an unknown key {unknown[0]!r}.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Tags:
+    """Rebuilds the formats of a structural tag."""
+
+    special_ids: Mapping[str, int]
+
+    def format(self, value: Any, path: str, depth: int) -> dict[str, Any]:
+        if depth > MAX_TAG_DEPTH:
+            raise GrammarError(f"{path} is nested more than {MAX_TAG_DEPTH} deep.")
+        if not isinstance(value, dict):
+            raise GrammarError(f"{path} must be an object.")
+        # The lists of tags leave the type out.
+        kind = value.get("type", "tag" if "begin" in value else None)
+        keys = _FORMAT_KEYS.get(kind) if isinstance(kind, str) else None
+        if keys is None:
+            raise GrammarError(f"{path}.type is {kind!r}; known are {', '.join(_FORMAT_KEYS)}.")
+        if kind == "json_schema":
+            return self._schema(value, path)
+        _check_keys(value, {"type", *keys}, path)
+        found = {"type": kind}
+        for key, holds in keys.items():
+            if key in value:
+                found[key] = self._value(value[key], holds, f"{path}.{key}", depth)
+        if kind == "regex":
+            check_regex(str(value.get("pattern", "")))
+        return found
+
+    def _schema(self, value: dict[str, Any], path: str) -> dict[str, Any]:
+        _check_keys(value, {"type", "json_schema", "style"}, path)
+        if value.get("style", "json") != "json":
+            raise GrammarError(f'{path}.style may only be "json".')
+        if "json_schema" not in value:
+            raise GrammarError(f"{path} needs a json_schema.")
+        return {"type": "grammar", "grammar": schema_ebnf(value["json_schema"])}
+
+    def _value(self, value: Any, holds: int, path: str, depth: int) -> Any:
+        if holds == _FORMAT:
+            return self.format(value, path, depth + 1)
+        if holds == _STRING_OR_TOKEN and isinstance(value, dict):
+            return self.format(value, path, depth + 1)
+        if holds in (_TOKEN, _TOKENS, _TEXTS, _FORMATS):
+            return self._list_or_token(value, holds, path, depth)
+        if "\0" in str(value):
+            raise GrammarError(f"{path} holds a NUL character.")
+        return value
+
+    def _list_or_token(self, value: Any, holds: int, path: str, depth: int) -> Any:
+        if holds == _TOKEN:
+            return self.special_ids.get(value, value) if isinstance(value, str) else value
+        if not isinstance(value, list):
+            raise GrammarError(f"{path} must be a list.")
+        inner = {_TOKENS: _TOKEN, _TEXTS: _TEXT, _FORMATS: _FORMAT}[holds]
+        return [
+            self._value(one, inner, f"{path}[{index}]", depth) for index, one in enumerate(value)
+        ]

@@ -1,0 +1,107 @@
+"""`Backend` on xgrammar.
+
+Every compilation starts from an empty compiler: caching is the caller's. xgrammar imports
+`transformers`, of which nothing is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xgrammar
+
+from trunkline.engine.grammar.backend import GrammarError, Masks, Vocabulary
+from trunkline.engine.grammar.sources import Source, grammar_source
+from trunkline.engine.messages import GrammarSpec
+
+
+@dataclass(frozen=True, slots=True)
+class XgrammarCompiled:
+    """See `backend.Compiled`."""
+
+    grammar: xgrammar.CompiledGrammar
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self.grammar.memory_size_bytes)
+
+
+class XgrammarMatcher:
+    """See `backend.Matcher`."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: xgrammar.GrammarMatcher) -> None:
+        self.inner = inner
+
+    def accept(self, token_id: int) -> bool:
+        return bool(self.inner.accept_token(token_id))
+
+    def is_forced(self) -> bool:
+        return bool(self.inner.is_completed() or self.inner.find_jump_forward_string())
+
+
+class XgrammarBackend:
+    """See `backend.Backend`."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Prepare the vocabulary; `end_ids` must not be empty."""
+        found = xgrammar.TokenizerInfo._detect_metadata_from_hf(vocabulary.tokenizer_json)
+        self._special_ids = vocabulary.special_ids
+        self._num_words = -(-len(vocabulary.tokens) // 32)
+        self._info = xgrammar.TokenizerInfo(
+            vocabulary.tokens,
+            vocab_type=found["vocab_type"],
+            vocab_size=len(vocabulary.tokens),
+            stop_token_ids=vocabulary.end_ids,
+            add_prefix_space=found["add_prefix_space"],
+        )
+        self._batch = xgrammar.BatchGrammarMatcher(max_threads=1)
+
+    def compile(self, spec: GrammarSpec) -> bytes:
+        source = grammar_source(spec, self._special_ids)
+        try:
+            compiled = self._compile(source)
+            # What crashes or hangs at the first mask is to do so here.
+            first = np.zeros((1, self._num_words), np.int32)
+            xgrammar.GrammarMatcher(compiled).fill_next_token_bitmask(first, 0)
+            data = compiled.serialize_json().encode()
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise GrammarError(_reason(error)) from error
+        if not first.any():
+            raise GrammarError("no token of the model's vocabulary can begin it.")
+        return data
+
+    def _compile(self, source: Source) -> xgrammar.CompiledGrammar:
+        compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
+        if source.kind == "regex":
+            return compiler.compile_regex(source.text)
+        if source.kind == "structural_tag":
+            return compiler.compile_structural_tag(source.text)
+        return compiler.compile_grammar(source.text)
+
+    def load(self, data: bytes) -> XgrammarCompiled:
+        return XgrammarCompiled(
+            xgrammar.CompiledGrammar.deserialize_json(data.decode(), self._info)
+        )
+
+    def matcher(self, compiled: XgrammarCompiled) -> XgrammarMatcher:
+        return XgrammarMatcher(xgrammar.GrammarMatcher(compiled.grammar))
+
+    def accept(self, matchers: Sequence[XgrammarMatcher], token_ids: Sequence[int]) -> list[bool]:
+        inner = [matcher.inner for matcher in matchers]
+        return list(self._batch.batch_accept_token(inner, list(token_ids)))
+
+    def fill(self, matchers: Sequence[XgrammarMatcher], masks: Masks, rows: Sequence[int]) -> None:
+        masks[rows] = -1
+        inner = [matcher.inner for matcher in matchers]
+        self._batch.batch_fill_next_token_bitmask(inner, masks, list(rows))
+
+
+def _reason(error: Exception) -> str:
+    """The words of xgrammar without the clock time and the source file before them."""
+    words = str(error).strip().split("\n")[0]
+    head, found, tail = words.partition(": ")
+    return tail if found and head.startswith("[") and ".cc:" in head else words
