@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -107,8 +108,8 @@ class Child:
         """Serve until standard input closes."""
         _answer(Outcome(0))
         while True:
-            for job in map(_decoded_job, reader.take()):
-                self._take(job)
+            while (message := reader.take()) is not None:
+                self._take(msgspec.msgpack.decode(message, type=Job))
             while self._jobs and len(self._forks) < MAX_FORKS:
                 self._start(self._jobs.popleft())
             for key, _ in self._selector.select(self._patience()):
@@ -210,10 +211,6 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _decoded_job(data: bytes) -> Job:
-    return msgspec.msgpack.decode(data, type=Job)
-
-
 def _answer(outcome: Outcome) -> None:
     _write(frame(msgspec.msgpack.encode(outcome)))
 
@@ -224,21 +221,25 @@ def _write(data: bytes, descriptor: int = 1) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def main() -> None:
-    """Be the child."""
+def run_child(make_backend: Callable[[Vocabulary], Backend]) -> None:
+    """Be the child: serve until standard input closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.nice(NICENESS)
     reader = FrameReader()
-    while not (frames := reader.take()):
+    while (message := reader.take()) is None:
         if not reader.read(0):
             return
-    setup = msgspec.msgpack.decode(frames[0], type=Setup)
-    from trunkline.engine.grammar.xgrammar_backend import XgrammarBackend  # after `os.nice`
+    setup = msgspec.msgpack.decode(message, type=Setup)
+    with contextlib.suppress(BrokenPipeError):  # whoever wanted an answer is gone
+        Child(make_backend(setup.vocabulary), setup).run(reader)
 
-    Child(XgrammarBackend(setup.vocabulary), setup).run(reader)
+
+def _xgrammar(vocabulary: Vocabulary) -> Backend:
+    from trunkline.engine.grammar.xgrammar_backend import XgrammarBackend  # once niced
+
+    return XgrammarBackend(vocabulary)
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError):  # whoever wanted an answer is gone
-        main()
+    run_child(_xgrammar)

@@ -97,8 +97,11 @@ class _Inbox:
 class CompilerProcess:
     """`Compiler` in a child process, which is started again when it dies."""
 
-    def __init__(self, setup: Setup) -> None:
-        """Start the child; see `use` and `wait_ready`."""
+    def __init__(
+        self, setup: Setup, module: str = "trunkline.engine.grammar.compiler_child"
+    ) -> None:
+        """Start the child, which runs `module`; see `use` and `wait_ready`."""
+        self._module = module
         self._setup = frame(msgspec.msgpack.encode(setup))
         self._inbox = _Inbox()
         self._jobs: dict[int, bytes] = {}  # in flight; guarded by the lock, as is the child
@@ -172,7 +175,7 @@ class CompilerProcess:
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "trunkline.engine.grammar.compiler_child"],
+            [sys.executable, "-P", "-m", self._module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -184,7 +187,8 @@ class CompilerProcess:
         while (item := self._outgoing.get()) is not None:
             child, data = item
             assert child.stdin is not None
-            with contextlib.suppress(OSError):  # it has died: the reader sees to that
+            # It has died, and its pipe may be closed already: the reader sees to that.
+            with contextlib.suppress(OSError, ValueError):
                 child.stdin.write(data)
                 child.stdin.flush()
 
@@ -233,7 +237,7 @@ class CompilerProcess:
         assert child.stdout is not None
         descriptor = child.stdout.fileno()
         while reader.read(descriptor):
-            for data in reader.take():
+            while (data := reader.take()) is not None:
                 outcome = msgspec.msgpack.decode(data, type=Outcome)
                 if outcome.key == 0:
                     was_ready = True

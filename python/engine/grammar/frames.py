@@ -26,16 +26,13 @@ class FrameReader:
         self._pending += chunk
         return bool(chunk)
 
-    def take(self) -> list[bytes]:
-        """The messages that are complete; each is returned once."""
-        messages = []
-        start = 0
-        while len(self._pending) - start >= _HEADER.size:
-            (length,) = _HEADER.unpack_from(self._pending, start)
-            end = start + _HEADER.size + length
-            if end > len(self._pending):
-                break
-            messages.append(bytes(self._pending[start + _HEADER.size : end]))
-            start = end
-        del self._pending[:start]
-        return messages
+    def take(self) -> bytes | None:
+        """The next message that is complete; None if there is none."""
+        if len(self._pending) < _HEADER.size:
+            return None
+        end = _HEADER.size + _HEADER.unpack_from(self._pending)[0]
+        if len(self._pending) < end:
+            return None
+        message = bytes(self._pending[_HEADER.size : end])
+        del self._pending[:end]
+        return message

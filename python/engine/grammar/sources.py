@@ -1,6 +1,7 @@
 """From a `GrammarSpec` to what xgrammar compiles, refusing what it would quietly leave out.
 
-Pure text work. JSON Schemas, those inside structural tags too, become EBNF here and nowhere else.
+Pure text work. JSON Schemas and regular expressions, those inside structural tags too, become EBNF
+here and nowhere else.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from trunkline.engine.grammar.backend import GrammarError
-from trunkline.engine.grammar.schema_source import schema_ebnf
+from trunkline.engine.grammar.schema import (
+    RegexError,
+    SchemaError,
+    regex_grammar,
+    schema_grammar,
+)
 from trunkline.engine.messages import GrammarSpec
 
 MAX_TAG_DEPTH: Final = 32
@@ -55,14 +61,13 @@ _FORMAT_KEYS: Final[Mapping[str, Mapping[str, int]]] = {
     "star": {"content": _FORMAT},
     "repeat": {"min": _OTHER, "max": _OTHER, "content": _FORMAT},
 }
-_REGEX_ESCAPES: Final = frozenset("dDwWsSnrtfv0xucbB\\/^$.*+?()[]{}|-\"'`~!@#%&=:;,<> _")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """What is compiled."""
 
-    kind: Literal["regex", "ebnf", "structural_tag"]
+    kind: Literal["ebnf", "structural_tag"]
     text: str
 
 
@@ -79,8 +84,7 @@ def grammar_source(spec: GrammarSpec, special_ids: Mapping[str, int]) -> Source:
     if "\0" in spec.text:
         raise GrammarError("it holds a NUL character.")
     if spec.kind == "regex":
-        check_regex(spec.text)
-        return Source("regex", spec.text)
+        return Source("ebnf", regex_ebnf(spec.text))
     if spec.kind == "ebnf":
         return Source("ebnf", spec.text)
     if spec.kind == "json_object":
@@ -117,37 +121,30 @@ def _no_constant(name: str) -> Any:
     raise GrammarError(f"it is not valid JSON: {name}.")
 
 
-def check_regex(pattern: str) -> None:
-    """Refuse what xgrammar would ignore: anchors inside, unknown escapes, POSIX classes.
-
-    Everything else that it does not support it refuses itself.
+def schema_ebnf(schema: Any) -> str:
+    """EBNF for the JSON documents that a schema allows.
 
     Raises:
-        GrammarError: there is such a thing; the message says where.
+        GrammarError: the schema is malformed, or has a keyword that cannot be enforced.
     """
-    in_class = False
-    position = 0
-    while position < len(pattern):
-        char = pattern[position]
-        if char == "\\":
-            position += 1
-            escaped = pattern[position : position + 1]
-            if escaped and escaped not in _REGEX_ESCAPES and escaped not in "pPkCE123456789":
-                raise GrammarError(f"the escape \\{escaped} at {position - 1} is not supported.")
-        elif in_class:
-            in_class = char != "]"
-            if pattern.startswith(("[:", "[.", "[="), position):
-                raise GrammarError(f"the POSIX class at {position} is not supported.")
-        elif char == "[":
-            in_class = True
-            if pattern.startswith(("[[:", "[[.", "[[="), position):
-                raise GrammarError(f"the POSIX class at {position} is not supported.")
-        elif (char == "^" and position > 0) or (char == "$" and position < len(pattern) - 1):
-            raise GrammarError(
-                f"{char} at {position} is not supported: the whole output must match, and ^ and $ "
-                "may only stand at its start and end."
-            )
-        position += 1
+    try:
+        return schema_grammar(schema)
+    except (SchemaError, RecursionError) as error:
+        words = "it is nested too deeply." if isinstance(error, RecursionError) else str(error)
+        raise GrammarError(words) from error
+
+
+def regex_ebnf(pattern: str) -> str:
+    """EBNF for the texts that a regular expression matches as a whole.
+
+    Raises:
+        GrammarError: the expression is malformed, or not supported.
+    """
+    try:
+        return regex_grammar(pattern)
+    except (RegexError, RecursionError) as error:
+        words = "it is nested too deeply." if isinstance(error, RecursionError) else str(error)
+        raise GrammarError(words) from error
 
 
 def structural_tag(document: Any, special_ids: Mapping[str, int]) -> dict[str, Any]:
@@ -213,12 +210,12 @@ class _Tags:
         if kind == "json_schema":
             return self._schema(value, path)
         _check_keys(value, {"type", *keys}, path)
+        if kind == "regex":
+            return self._regex(value, path)
         found = {"type": kind}
         for key, holds in keys.items():
             if key in value:
                 found[key] = self._value(value[key], holds, f"{path}.{key}", depth)
-        if kind == "regex":
-            check_regex(str(value.get("pattern", "")))
         return found
 
     def _schema(self, value: dict[str, Any], path: str) -> dict[str, Any]:
@@ -228,6 +225,12 @@ class _Tags:
         if "json_schema" not in value:
             raise GrammarError(f"{path} needs a json_schema.")
         return {"type": "grammar", "grammar": schema_ebnf(value["json_schema"])}
+
+    def _regex(self, value: dict[str, Any], path: str) -> dict[str, Any]:
+        pattern = value.get("pattern")
+        if not isinstance(pattern, str) or "\0" in pattern:
+            raise GrammarError(f"{path}.pattern must be a string without NUL characters.")
+        return {"type": "grammar", "grammar": regex_ebnf(pattern)}
 
     def _value(self, value: Any, holds: int, path: str, depth: int) -> Any:
         if holds == _FORMAT:

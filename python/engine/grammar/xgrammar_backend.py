@@ -76,8 +76,6 @@ class XgrammarBackend:
 
     def _compile(self, source: Source) -> xgrammar.CompiledGrammar:
         compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
-        if source.kind == "regex":
-            return compiler.compile_regex(source.text)
         if source.kind == "structural_tag":
             return compiler.compile_structural_tag(source.text)
         return compiler.compile_grammar(source.text)
