@@ -119,7 +119,7 @@ class GrammarOptions:
         30.0, "seconds that a grammar may take to compile; beyond it: 400", minimum=0.01
     )
     grammar_cache_bytes: int = setting(
-        256 << 20, "memory for compiled grammars, and the most that one may take", minimum=1
+        256 << 20, "memory for compiled grammars; one may take a quarter of it", minimum=4
     )
     disable_jump_forward: bool = setting(
         False, "sample tokens that the grammar leaves no choice about, too (they are the same)"

@@ -93,7 +93,7 @@ def start_grammars(
     setup = Setup(
         vocabulary=vocabulary,
         time_limit_s=options.grammar_compile_timeout,
-        max_compiled_bytes=options.grammar_cache_bytes,
+        max_compiled_bytes=options.grammar_cache_bytes // 4,
     )
     starting = CompilerProcess(setup) if own_process else CompilerThread(setup)
     from trunkline.engine.grammar.xgrammar_backend import XgrammarBackend  # while the child starts
