@@ -90,6 +90,8 @@ def regex_automaton(pattern: str, whole: bool = False) -> Automaton:
         RegexError: The pattern is malformed or not supported.
         TooLarge: The automaton has too many states.
     """
+    if "\0" in pattern:
+        raise RegexError("a NUL character is not supported; write \\0")
     return _language(_Parser(pattern).parse(), whole)
 
 

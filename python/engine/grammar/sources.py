@@ -124,11 +124,14 @@ def _no_constant(name: str) -> Any:
 def schema_ebnf(schema: Any) -> str:
     """EBNF for the JSON documents that a schema allows.
 
+    Objects that list properties have no others unless the schema speaks of them: that is what its
+    author wants to see, and a model that may go on for ever does.
+
     Raises:
         GrammarError: the schema is malformed, or has a keyword that cannot be enforced.
     """
     try:
-        return schema_grammar(schema)
+        return schema_grammar(schema, closed=True)
     except (SchemaError, RecursionError) as error:
         words = "it is nested too deeply." if isinstance(error, RecursionError) else str(error)
         raise GrammarError(words) from error
