@@ -63,10 +63,16 @@ ENGINE_GAUGES: Final[Mapping[str, str]] = {
     "max_running_requests": "Most sequences in a step.",
     "new_token_ratio": "Share of the allowed new tokens that admission reckons with.",
     "context_len": "Longest sequence in tokens.",
+    "grammar_queue": "Requests whose grammar is being compiled.",
+    "grammar_cache_bytes": "Memory that compiled grammars take.",
 }
 ENGINE_COUNTERS: Final[Mapping[str, str]] = {
     "num_retracted_requests_total": "Requests that lost their pages and were queued again.",
     "evicted_tokens_total": "Cached tokens that were evicted.",
+    "grammar_cache_hits_total": "Requests whose grammar was compiled, or being compiled, already.",
+    "grammar_cache_misses_total": "Requests whose grammar had to be compiled.",
+    "grammar_failures_total": "Grammars that could not be compiled.",
+    "grammar_compile_seconds_total": "Time spent compiling grammars.",
 }
 _MODEL: Final = "model_name"
 Labels = tuple[str, ...]

@@ -63,11 +63,17 @@ class Process:
 
     @property
     def children(self) -> list[psutil.Process]:
+        """The engine's process, if it runs."""
+        return psutil.Process(self.process.pid).children()
+
+    @property
+    def descendants(self) -> list[psutil.Process]:
+        """The engine's process and those that it has started."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def end(self, seconds: float = 30) -> int:
         """Wait for the exit; nothing may be left of it."""
-        children = self.children if self.process.poll() is None else []
+        children = self.descendants if self.process.poll() is None else []
         code = self.process.wait(seconds)
         psutil.wait_procs(children, timeout=5)
         assert not any(child.is_running() for child in children)
@@ -79,7 +85,7 @@ class Process:
     def close(self) -> None:
         self.http.close()
         if self.process.poll() is None:
-            for child in self.children:
+            for child in self.descendants:
                 child.kill()
             self.process.kill()
         self.process.wait()

@@ -13,6 +13,7 @@ from typing import Any
 import jsonschema
 import psutil
 import pytest
+from tests.server.grammar_fuzz import grammar_fields
 from tests.server.process import Process
 
 CHAT = "/v1/chat/completions"
@@ -243,3 +244,34 @@ def slow_ebnf(count: int = 25) -> str:
     """A grammar whose masks are work: `count` rules that begin a long run of any characters."""
     rules = [f'r{n} ::= [a-z{n % 10}]* "{n}" [^x]* r{n + 1} | [^{n % 10}]+' for n in range(count)]
     return "\n".join(["root ::= r0", *rules, f'r{count} ::= "end"'])
+
+
+def fuzz(server: Process, seeds: range, until: float) -> dict[int, int]:
+    """Every answer is a result, or a 400 with a reason; how many there were of each status."""
+    engine = engine_process(server).pid
+    statuses: dict[int, int] = {}
+    for seed in seeds:
+        if time.monotonic() > until:
+            break
+        params = {**grammar_fields(seed), "max_new_tokens": 4, "temperature": 1.0}
+        response = server.http.post("/generate", json={"text": "Go", "sampling_params": params})
+        statuses[response.status_code] = statuses.get(response.status_code, 0) + 1
+        assert response.status_code in (200, 400), (seed, params, response.text)
+        if response.status_code == 400:
+            assert response.json()["error"]["message"], seed
+    assert engine_process(server).pid == engine
+    assert server.http.get("/health").status_code == 200
+    return statuses
+
+
+def test_random_grammars(default_server: Process):
+    statuses = fuzz(default_server, range(60), time.monotonic() + 20)
+    assert statuses.keys() == {200, 400}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_many_random_grammars(default_server: Process):
+    statuses = fuzz(default_server, range(1000, 6000), time.monotonic() + 600)
+    print(statuses)
+    assert statuses.keys() == {200, 400}
