@@ -288,3 +288,10 @@ def test_without_a_backend_grammars_are_refused(tiny_model: str):
         with pytest.raises(RequestRefused, match="--grammar-backend none"):
             engine.generate(input_ids=PROMPT, sampling_params={"regex": "a"})
         engine.generate(input_ids=PROMPT, sampling_params={"max_new_tokens": 2})
+
+
+def test_a_continuation_without_end_is_forced_piece_by_piece(engine: Engine):
+    params = {"ebnf": 'root ::= "x" root', "max_new_tokens": 100}
+    output = engine.generate(input_ids=PROMPT, sampling_params=params)
+    assert output["meta_info"]["finish_reason"] == {"type": "length", "length": 100}
+    assert set(output["text"]) == {"x"}

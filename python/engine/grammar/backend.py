@@ -66,8 +66,8 @@ class Matcher(Protocol):
     def accept(self, token_id: int) -> bool:
         """Move on by a token; False, and nothing changed, where the grammar has none such."""
 
-    def is_forced(self) -> bool:
-        """Whether what comes next may be certain; False where it certainly is not."""
+    def may_end(self) -> bool:
+        """Whether what was accepted is a whole text of the grammar."""
 
 
 class Backend(Protocol):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import resource
 import selectors
@@ -26,6 +27,8 @@ import msgspec
 from trunkline.engine.grammar.backend import Backend, GrammarError, Vocabulary
 from trunkline.engine.grammar.frames import FrameReader, frame
 from trunkline.engine.messages import GrammarSpec
+
+logger = logging.getLogger(__name__)
 
 MAX_FORKS: Final = 2  # so that a short job does not wait for a long one
 MEMORY_BYTES: Final = 2 << 30  # that a fork may take on top of what it has
@@ -67,6 +70,10 @@ def compile_job(backend: Backend, job: Job, max_bytes: int) -> Outcome:
         return Outcome(job.key, time.monotonic() - started_at, error=str(error))
     except MemoryError:
         return Outcome(job.key, time.monotonic() - started_at, error=out_of_memory())
+    except Exception as error:  # ours or the backend's; it costs this job alone
+        logger.exception("A grammar that cannot be compiled was not foreseen")
+        words = f"internal error: {type(error).__name__}: {error}"
+        return Outcome(job.key, time.monotonic() - started_at, error=words)
     if len(data) > max_bytes:
         words = f"compiled it takes {len(data)} bytes, the limit is {max_bytes}; simplify it."
         return Outcome(job.key, time.monotonic() - started_at, error=words)

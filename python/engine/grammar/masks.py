@@ -40,6 +40,7 @@ Bytes = npt.NDArray[np.uint8]
 IntArray = npt.NDArray[np.int32]
 
 MAX_FORCED: Final = 64  # tokens in a row that follow one that was sampled
+NARROW_IDS: Final = 64
 
 
 class Runner(Protocol):
@@ -72,6 +73,7 @@ class ConstrainedSequence:
     num_outputs: int = 0
     started: bool = True
     violated: bool = False
+    is_narrow: bool = False  # its last mask allowed few ids: the next may allow a single one
 
     def begins_at(self, token_id: int) -> bool:
         """Whether the constraint begins after this output, the next before it began."""
@@ -251,7 +253,9 @@ class MaskSource:
             _forbid(kept, sequence.suppressed)
             if kept.any():
                 mask[:] = kept
-        if not mask.any():
+        allowed = int(np.unpackbits(mask.view(np.uint8)).sum(dtype=np.int64))
+        sequence.is_narrow = allowed <= NARROW_IDS
+        if allowed == 0:
             sequence.violated = True
             mask[:] = -1
 
@@ -267,7 +271,7 @@ class MaskSource:
         """The ids that the masks of the next steps would leave no choice about, taken."""
         forced: list[int] = []
         mask = np.zeros((1, self._words), np.int32)
-        while len(forced) < MAX_FORCED and sequence.matcher.is_forced():
+        while len(forced) < MAX_FORCED and (sequence.is_narrow or sequence.matcher.may_end()):
             self._fill(mask, [(0, sequence)])
             only = _only_id(mask[0])
             if only is None or sequence.violated:

@@ -6,8 +6,10 @@ Every compilation starts from an empty compiler: caching is the caller's. xgramm
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import xgrammar
@@ -15,6 +17,8 @@ import xgrammar
 from trunkline.engine.grammar.backend import GrammarError, Masks, Vocabulary
 from trunkline.engine.grammar.sources import Source, grammar_source
 from trunkline.engine.messages import GrammarSpec
+
+TRIED_TOKENS: Final = 24  # of every grammar, before it is let near other requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +43,8 @@ class XgrammarMatcher:
     def accept(self, token_id: int) -> bool:
         return bool(self.inner.accept_token(token_id))
 
-    def is_forced(self) -> bool:
-        return bool(self.inner.is_completed() or self.inner.find_jump_forward_string())
+    def may_end(self) -> bool:
+        return bool(self.inner.is_completed())
 
 
 class XgrammarBackend:
@@ -64,15 +68,28 @@ class XgrammarBackend:
         source = grammar_source(spec, self._special_ids)
         try:
             compiled = self._compile(source)
-            # What crashes or hangs at the first mask is to do so here.
-            first = np.zeros((1, self._num_words), np.int32)
-            xgrammar.GrammarMatcher(compiled).fill_next_token_bitmask(first, 0)
+            first = self._tried(compiled)
             data = compiled.serialize_json().encode()
         except (RuntimeError, ValueError, TypeError) as error:
             raise GrammarError(_reason(error)) from error
         if not first.any():
             raise GrammarError("no token of the model's vocabulary can begin it.")
         return data
+
+    def _tried(self, compiled: xgrammar.CompiledGrammar) -> Masks:
+        """Walk into a grammar: what crashes or hangs soon is to do so here. The first mask."""
+        matcher = xgrammar.GrammarMatcher(compiled)
+        choice = random.Random(0)
+        masks = np.zeros((2, self._num_words), np.int32)
+        for step in range(TRIED_TOKENS):
+            row = min(step, 1)
+            masks[row] = -1
+            matcher.fill_next_token_bitmask(masks, row)
+            bits = np.unpackbits(masks[row].view(np.uint8), bitorder="little")
+            ids = np.setdiff1d(np.flatnonzero(bits), self._info.stop_token_ids)
+            if not ids.size or not matcher.accept_token(int(choice.choice(ids))):
+                break
+        return masks[:1]
 
     def _compile(self, source: Source) -> xgrammar.CompiledGrammar:
         compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
