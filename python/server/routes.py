@@ -19,6 +19,19 @@ _LOADS: Final = {
     "format": {"enum": ["json"]},
 }
 _NOT_IDLE: Final = {400: "Requests are running or waiting, or the timeout is no number."}
+_PAGE: Final = {
+    "after": {"type": "string"},
+    "limit": {"type": "integer", "minimum": 1},
+    "order": {"enum": ["asc", "desc"]},
+}
+_FILES: Final = {**_PAGE, "purpose": {"type": "string"}}
+_FOLLOW: Final = {
+    "stream": {"enum": ["true", "false"]},
+    "starting_after": {"type": "integer", "minimum": 0},
+}
+_OBJECT: Final = Gives(kind=dict, description="The object, as its own API describes it.")
+_RESPONSE: Final = Gives(kind=dict, event=dict, description="The object, or its events.")
+_CONTENT: Final = Gives(kind=bytes, media_type="application/octet-stream")
 
 ROUTES = [
     Route("/", operations.banner, methods=GET, gives=shapes.SENTENCE),
@@ -119,23 +132,61 @@ ROUTES = [
         takes=bodies.COMPLETION,
         gives=shapes.COMPLETION,
     ),
-    Route("/v1/responses", responses.create_response, methods=POST),
-    Route("/v1/responses/input_tokens", responses.count_input_tokens, methods=POST),
-    Route("/v1/responses/{response_id}", responses.get_response, methods=GET),
-    Route("/v1/responses/{response_id}", responses.delete_response, methods=["DELETE"]),
-    Route("/v1/responses/{response_id}/cancel", responses.cancel_response, methods=POST),
-    Route("/v1/responses/{response_id}/input_items", responses.list_input_items, methods=GET),
-    Route("/v1/messages", messages.create_message, methods=POST),
-    Route("/v1/messages/count_tokens", messages.count_tokens, methods=POST),
-    Route("/v1/files", file_routes.create_file, methods=POST),
-    Route("/v1/files", file_routes.list_files, methods=GET),
-    Route("/v1/files/{file_id}", file_routes.get_file, methods=GET),
-    Route("/v1/files/{file_id}", file_routes.delete_file, methods=["DELETE"]),
-    Route("/v1/files/{file_id}/content", file_routes.get_content, methods=GET),
-    Route("/v1/batches", batch_routes.create_batch, methods=POST),
-    Route("/v1/batches", batch_routes.list_batches, methods=GET),
-    Route("/v1/batches/{batch_id}", batch_routes.get_batch, methods=GET),
-    Route("/v1/batches/{batch_id}/cancel", batch_routes.cancel_batch, methods=POST),
+    Route(
+        "/v1/responses",
+        responses.create_response,
+        methods=POST,
+        takes=bodies.RESPONSE,
+        gives=_RESPONSE,
+    ),
+    Route(
+        "/v1/responses/input_tokens",
+        responses.count_input_tokens,
+        methods=POST,
+        takes=bodies.RESPONSE,
+        gives=_OBJECT,
+    ),
+    Route(
+        "/v1/responses/{response_id}",
+        responses.get_response,
+        methods=GET,
+        query=_FOLLOW,
+        gives=_RESPONSE,
+    ),
+    Route(
+        "/v1/responses/{response_id}", responses.delete_response, methods=["DELETE"], gives=_OBJECT
+    ),
+    Route(
+        "/v1/responses/{response_id}/cancel", responses.cancel_response, methods=POST, gives=_OBJECT
+    ),
+    Route(
+        "/v1/responses/{response_id}/input_items",
+        responses.list_input_items,
+        methods=GET,
+        query=_PAGE,
+        gives=_OBJECT,
+    ),
+    Route(
+        "/v1/messages", messages.create_message, methods=POST, takes=bodies.MESSAGE, gives=_RESPONSE
+    ),
+    Route(
+        "/v1/messages/count_tokens",
+        messages.count_tokens,
+        methods=POST,
+        takes=bodies.MESSAGE,
+        gives=_OBJECT,
+    ),
+    Route("/v1/files", file_routes.create_file, methods=POST, takes=bodies.FILE, gives=_OBJECT),
+    Route("/v1/files", file_routes.list_files, methods=GET, query=_FILES, gives=_OBJECT),
+    Route("/v1/files/{file_id}", file_routes.get_file, methods=GET, gives=_OBJECT),
+    Route("/v1/files/{file_id}", file_routes.delete_file, methods=["DELETE"], gives=_OBJECT),
+    Route("/v1/files/{file_id}/content", file_routes.get_content, methods=GET, gives=_CONTENT),
+    Route(
+        "/v1/batches", batch_routes.create_batch, methods=POST, takes=bodies.BATCH, gives=_OBJECT
+    ),
+    Route("/v1/batches", batch_routes.list_batches, methods=GET, query=_PAGE, gives=_OBJECT),
+    Route("/v1/batches/{batch_id}", batch_routes.get_batch, methods=GET, gives=_OBJECT),
+    Route("/v1/batches/{batch_id}/cancel", batch_routes.cancel_batch, methods=POST, gives=_OBJECT),
     Route("/v1/models", models.list_models, methods=GET, gives=shapes.MODELS),
     Route("/v1/models/{name:path}", models.get_model, methods=GET, gives=shapes.MODEL),
 ]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import msgspec
 
 from trunkline.engine import native_request
-from trunkline.server.openai import chat, completions
+from trunkline.engine.validation import Limits
+from trunkline.server.anthropic import fields as anthropic_fields
+from trunkline.server.anthropic.fields import MessageFields
+from trunkline.server.batches.batch_routes import BatchFields
+from trunkline.server.openai import chat, completions, responses_fields
 from trunkline.server.openai import fields as openai_fields
-from trunkline.server.openapi.fields import native_fields, request_fields
+from trunkline.server.openai.responses_fields import ResponseFields
+from trunkline.server.openapi.fields import Schema, native_fields, request_fields
 from trunkline.server.route import Takes
 from trunkline.server.tokens import Detokenize, Tokenize
 
@@ -72,3 +77,56 @@ TOKENIZE: Final = Takes(
 )
 DETOKENIZE: Final = Takes(kind=Detokenize, fields=request_fields, example={"tokens": [1, 2]})
 ABORT: Final = Takes(kind=AbortFields, example={"rid": "my-request"})
+
+
+class FileUpload(TypedDict):
+    """A file, as multipart/form-data."""
+
+    file: bytes
+    purpose: str
+
+
+def _anthropic_fields(limits: Limits) -> dict[str, Schema]:
+    return {
+        **request_fields(limits),
+        "messages": {"type": "array", "minItems": 1, "items": {"type": "object"}},
+        "system": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
+        "stop_sequences": {"type": "array", "items": {"type": "string"}},
+        "tools": {"type": "array", "items": {"type": "object"}},
+        "tool_choice": {"type": "object"},
+    }
+
+
+def _response_fields(limits: Limits) -> dict[str, Schema]:
+    fields = request_fields(limits)
+    return {
+        **fields,
+        "input": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
+        "max_output_tokens": fields["max_tokens"],
+        "tools": {"type": "array", "items": {"type": "object"}},
+        "tool_choice": {"anyOf": [{"type": "string"}, {"type": "object"}]},
+        "prompt_cache_options": {"type": "object"},
+    }
+
+
+RESPONSE: Final = Takes(
+    kind=ResponseFields,
+    fields=_response_fields,
+    unsupported={**openai_fields.UNSUPPORTED, **responses_fields.UNSUPPORTED},
+    example={"input": "What is the capital of France?", "max_output_tokens": 32},
+)
+MESSAGE: Final = Takes(
+    kind=MessageFields,
+    fields=_anthropic_fields,
+    unsupported={**openai_fields.UNSUPPORTED, **anthropic_fields.UNSUPPORTED},
+    example={"messages": _MESSAGES, "max_tokens": 32},
+)
+BATCH: Final = Takes(
+    kind=BatchFields,
+    example={
+        "input_file_id": "file-...",
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+    },
+)
+FILE: Final = Takes(kind=FileUpload, media_type="multipart/form-data")

@@ -65,6 +65,7 @@ def sampling_fields(limits: Limits) -> dict[str, Schema]:
         **{name: number(rule) for name, rule in validation.NUMBERS.items()},
         **dict.fromkeys(validation.FLAGS, _BOOLEAN),
         "stop": _strings(limits.max_stop_strings, limits.max_stop_chars),
+        "stop_regex": _strings(limits.max_stop_patterns, limits.max_pattern_chars),
         "stop_token_ids": token_ids(limits.max_stop_token_ids),
         "logit_bias": {
             "type": "object",
@@ -105,6 +106,10 @@ def request_fields(limits: Limits) -> Mapping[str, Schema]:
         "rid": rid,
         "priority": _INTEGER,
         "messages": messages(),
+        "best_of": native["n"],
+        "input_ids": token_ids(),
+        "documents": {"type": "array", "items": {"type": "object"}},
+        "include_stop_str_in_output": _BOOLEAN,
         "top_logprobs": tops,
         "logprobs": {"anyOf": [{"const": False}, tops]},
         "prompt": {"anyOf": [{"type": "string"}, text_rows, token_ids(), id_rows]},
