@@ -247,3 +247,29 @@ def test_numbers_end() -> None:
     for text in ("1" * 65, "1e400", "01", "1.", "+1", "0." + "1" * 65):
         assert not accepts(grammar, text)
     assert not accepts(schema_grammar({"type": "number", "minimum": 0}), "1" * 80)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number", "exclusiveMaximum": 1, "exclusiveMinimum": 0},
+        {"type": "number", "not": {"type": "integer"}},
+        {"type": "number", "minimum": 1e-9, "exclusiveMaximum": 1e-8},
+        {"type": "number", "not": {"enum": [0.5, 1, 2]}, "maximum": 3},
+    ],
+)
+def test_conditions_hold_for_doubles_too(schema: dict[str, Any]) -> None:
+    validator = jsonschema.Draft202012Validator(schema)
+    texts = list(random_texts(schema_grammar(schema), 4, 60))
+    assert texts
+    assert [text for text in texts if not validator.is_valid(json.loads(text))] == []
+
+
+def test_strings_are_utf_8() -> None:
+    grammar = schema_grammar({"type": "string", "minLength": 9, "maxLength": 100})
+    for text in random_texts(grammar, 5, 40):
+        assert 9 <= len(json.loads(text)) <= 100
+    for name in ("name", "other"):
+        open_object = schema_grammar({"type": "object", "properties": {name: {"const": 1}}})
+        for text in random_texts(open_object, 6, 20):
+            assert isinstance(json.loads(text), dict)

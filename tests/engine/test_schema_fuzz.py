@@ -18,8 +18,8 @@ KEYWORDS = """
     type const enum multipleOf maximum exclusiveMaximum minimum exclusiveMinimum maxLength minLength
     pattern maxItems minItems uniqueItems maxContains minContains contains prefixItems items
     required maxProperties minProperties dependentRequired properties patternProperties allOf
-    propertyNames additionalProperties dependentSchemas anyOf oneOf not if then else $ref $id
-    $anchor $defs format
+    propertyNames additionalProperties dependentSchemas anyOf oneOf not if then else
+    $ref $id $anchor $defs format
     unevaluatedItems unevaluatedProperties title foo $schema additionalItems definitions nullable
     $dynamicRef
 """.split()

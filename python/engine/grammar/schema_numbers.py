@@ -24,6 +24,8 @@ _CUTS = (*(ord(letter) for letter in "-./0123456789:"), ord("-") + 1)
 _ORDERS = {"at_least": (0, 1), "above": (1,), "equal": (0,)}
 _DECIMALS = r"^((0|[1-9]\d*)(\.\d+)?|-([1-9]\d*(\.\d+)?|0\.\d*[1-9]\d*))$"
 _WHOLE = r"^[^.]*(\.0+)?$"
+# What a double tells apart from its neighbours: 15 significant digits.
+_EXACT_IN_DOUBLE = r"^-?(\d+|0\.\d{1,15}|[1-9]\d{0,8}\.\d{1,6}|[1-9]\d{9,12}\.\d{1,2})$"
 _PLAIN_WHOLE = r"^(0|-?[1-9]\d*)$"
 
 
@@ -74,6 +76,9 @@ def satisfies(value: Decimal, tests: Iterable[NumberTest]) -> bool:
 def number_automaton(tests: frozenset[NumberTest], max_digits: int) -> Automaton:
     """Spellings of the values that meet `tests`; plain integers when all of them are integers.
 
+    Others are spelt with at most 15 significant digits where that leaves any: a reader that rounds
+    to doubles then still finds every condition met.
+
     Loops over several states (divisibility) are cut at `max_digits`; loops over one state are
     the printer's to cut.
     """
@@ -81,6 +86,9 @@ def number_automaton(tests: frozenset[NumberTest], max_digits: int) -> Automaton
     if any(_means_whole(test) for test in tests):
         parts.append(regex_automaton(_PLAIN_WHOLE))
     result = intersection(parts)
+    exact_in_double = intersection([result, regex_automaton(_EXACT_IN_DOUBLE)])
+    if not exact_in_double.is_empty():
+        result = exact_in_double
     if any(test.kind == "multiple" for test in tests) and _has_long_loop(result):
         digits = rf"^-?\d{{1,{max_digits}}}(\.\d{{1,{max_digits}}})?$"
         result = intersection([result, regex_automaton(digits)])

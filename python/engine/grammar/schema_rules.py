@@ -47,7 +47,6 @@ EMPTY = Text("")
 IMPOSSIBLE = Choice(())
 ROOT = "root"
 _LAST = 0x10FFFF
-_SURROGATES = (0xD800, 0xE000)
 
 
 def sequence(*parts: Expression) -> Expression:
@@ -192,16 +191,13 @@ def _quantifier(minimum: int, maximum: int | None) -> str:
 
 
 def _printed_class(spans: tuple[Interval, ...]) -> str:
-    """A class; an open-ended one as what it excludes, which xgrammar handles much faster.
-
-    Surrogates need no exclusion: no UTF-8 text has them.
-    """
+    """A class; an open-ended one as what it excludes, which xgrammar handles much faster."""
     if not spans or spans[-1][1] != _LAST:
         return "[" + "".join(map(_printed_span, spans)) + "]"
     excluded: list[Interval] = []
     following = 0
     for first, last in spans:
-        if following < first and (following, first) != _SURROGATES:
+        if following < first:
             excluded.append((following, first - 1))
         following = last + 1
     return "[^" + "".join(map(_printed_span, excluded)) + "]"
