@@ -73,10 +73,51 @@ def sampling_fields(limits: Limits) -> dict[str, Schema]:
             "additionalProperties": {"type": "number", "minimum": -bound, "maximum": bound},
             "maxProperties": limits.max_logit_bias,
         },
+        **_grammars(limits),
         "sampling_seed": _INTEGER,
         "seed": _INTEGER,
         "n": {"type": "integer", "minimum": 1, "maximum": limits.max_samples},
         **{name: only(neutral) for name, neutral in validation.UNSUPPORTED.items()},
+    }
+
+
+def _grammars(limits: Limits) -> Mapping[str, Schema]:
+    """Parameters that say what the output must be; at most one of them may be given."""
+    text: Schema = {"type": "string", "maxLength": limits.max_grammar_chars}
+    return {
+        "json_schema": {"anyOf": [{"type": ["object", "boolean"]}, text]},
+        "structural_tag": {"anyOf": [{"type": ["object", "boolean"]}, text]},
+        "regex": text,
+        "ebnf": text,
+    }
+
+
+def _response_format() -> Schema:
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": nullable({"type": "string"}),
+            "description": nullable({"type": "string"}),
+            "schema": {"type": ["object", "boolean"]},
+            "strict": nullable(_BOOLEAN),
+        },
+        "required": ["schema"],
+        "additionalProperties": False,
+    }
+
+    def kind(names: list[str], properties: Schema, required: list[str]) -> Schema:
+        return {
+            "type": "object",
+            "properties": {"type": {"enum": names}, **properties},
+            "required": ["type", *required],
+        }
+
+    return {
+        "anyOf": [
+            kind(["text", "json_object"], {}, []),
+            kind(["json_schema"], {"json_schema": schema}, ["json_schema"]),
+            kind(["structural_tag"], {}, []),
+        ]
     }
 
 
@@ -107,6 +148,7 @@ def request_fields(limits: Limits) -> Mapping[str, Schema]:
         "priority": _INTEGER,
         "messages": messages(),
         "best_of": native["n"],
+        "response_format": _response_format(),
         "input_ids": token_ids(),
         "documents": {"type": "array", "items": {"type": "object"}},
         "include_stop_str_in_output": _BOOLEAN,
