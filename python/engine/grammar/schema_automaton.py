@@ -12,7 +12,7 @@ from typing import TypeVar
 
 DEAD = -1
 MAX_STATES = 4096
-MAX_CELLS = 400_000
+MAX_CELLS = 200_000
 _LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xE000)
 

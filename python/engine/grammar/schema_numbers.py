@@ -72,7 +72,7 @@ def satisfies(value: Decimal, tests: Iterable[NumberTest]) -> bool:
     return all(_automaton(test).accepts(spelling(value)) for test in tests)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=64)
 def number_automaton(tests: frozenset[NumberTest], max_digits: int) -> Automaton:
     """Spellings of the values that meet `tests`; plain integers when all of them are integers.
 
@@ -118,7 +118,7 @@ def _has_long_loop(automaton: Automaton) -> bool:
     return len(ready) < len(automaton.rows)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=64)
 def _automaton(test: NumberTest) -> Automaton:
     if not test.holds:
         return intersection([regex_automaton(_DECIMALS), complement(_automaton(test.negated()))])

@@ -82,7 +82,7 @@ class LookAhead:
 Node = Chars | Anchor | Sequence | Choice | Repeat | LookAhead
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=256)
 def regex_automaton(pattern: str, whole: bool = False) -> Automaton:
     """The texts in which `pattern` matches somewhere, or the texts that it matches as a `whole`.
 

@@ -18,7 +18,7 @@ from trunkline.engine.grammar.schema_shapes import Numbers, Strings, StringTest
 MAX_LOOP_DIGITS = 18
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=64)
 def string_test_automaton(test: StringTest) -> Automaton:
     """The texts that meet one condition."""
     if test.kind == "words":
@@ -28,7 +28,7 @@ def string_test_automaton(test: StringTest) -> Automaton:
     return automaton if test.holds else complement(automaton)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=64)
 def string_values(shape: Strings) -> tuple[str, ...] | None:
     """The texts of a shape that lists its texts, else None."""
     if shape.values is None:
@@ -37,7 +37,7 @@ def string_values(shape: Strings) -> tuple[str, ...] | None:
     return tuple(text for text in sorted(shape.values) if all(test.accepts(text) for test in tests))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=64)
 def string_automaton(shape: Strings) -> Automaton:
     """The texts of a shape."""
     values = string_values(shape)
@@ -49,7 +49,7 @@ def string_automaton(shape: Strings) -> Automaton:
     return intersection(sorted(parts, key=lambda part: len(part.rows)))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=64)
 def number_values(shape: Numbers) -> tuple[Decimal, ...] | None:
     """The values of a shape that lists its values, else None."""
     if shape.values is None:
