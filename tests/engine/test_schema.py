@@ -232,6 +232,8 @@ def test_closed_objects_and_arrays_hold_what_they_list() -> None:
     assert accepts_value(closed, {**value, "a": [1]})
     allowed = schema_grammar({**schema, "additionalProperties": True}, closed=True)
     assert accepts_value(allowed, {"d": 1})
+    only_others = {"type": "object", "properties": {"a": False}, "minProperties": 1}
+    assert accepts_value(schema_grammar(only_others, closed=True), {"d": 1})
 
 
 def test_formats_can_be_annotations() -> None:

@@ -19,7 +19,8 @@ VALUES: list[Any] = [
     {"a": "b"}, {"b": None}, {"a": 1, "b": 2}, {"ab": 1.5}, {"ü": []}, {"c": 1}, {"a": {"a": 1}},
     {"a": {"b": "a"}, "c": True}, {"a": [1], "b": [True]}, {"c": 1, "d": 2},
 ]  # fmt: skip
-PATTERNS = ["^a", "b$", "^[ab]*$", "a|^$", "^.{1,2}$", "^(?!a)", r"^\S+$", r"\d"]
+# Python's `$` also matches before a last newline, and its `\Z` is what `$` is here.
+PATTERNS = ["^a", r"b\Z", r"^[ab]*\Z", r"a|^\Z", r"^[^\n]{1,2}\Z", "^(?!a)", r"^[^ ]+\Z", "[0-9]"]
 
 numbers = st.sampled_from([-2, -1, 0, 0.5, 1, 1.5, 2, 3, 10, 11.25])
 sizes = st.integers(0, 3)

@@ -47,7 +47,7 @@ def schema_grammar(
         whitespace: `flexible`, `spaced` or `compact`.
         closed: Whether objects that list `properties` and arrays that list `prefixItems`, but do
             not speak of what else they hold, hold nothing else. Never looser, much cheaper to
-            compile, and what models do best with.
+            compile, and what models do best with. Ignored where it would leave no value at all.
         assert_formats: Whether `format` is enforced (unknown ones refused) or an annotation.
 
     Raises:
@@ -63,6 +63,10 @@ def schema_grammar(
         raise SchemaError(
             "#", "", "the schema is too deep or counts too far; simplify it"
         ) from None
+    if ROOT not in rules and closed:
+        return schema_grammar(
+            schema, limits=limits, whitespace=whitespace, assert_formats=assert_formats
+        )
     if ROOT not in rules:
         raise SchemaError("#", "", "no value satisfies this schema")
     return _bounded(rules, limits)
