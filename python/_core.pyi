@@ -18,6 +18,7 @@ __all__ = [
     "Router",
     "RouterError",
     "cpu_isas",
+    "serve_router",
 ]
 
 VERSION: Final[str]
@@ -145,7 +146,7 @@ class Core:
         """
 
 class RouterError(Exception):
-    """The router cannot choose, or knows no such worker or setting."""
+    """The router cannot choose or start, or knows no such worker or setting."""
 
 @final
 class Router:
@@ -391,3 +392,16 @@ class CpuLinearBench:
 
 def cpu_isas() -> list[str]:
     """Instruction sets that this processor has, fastest first."""
+
+def serve_router(config: bytes) -> None:
+    """Run `engine-router` until SIGTERM or SIGINT, and as long as requests in flight may take.
+
+    Handles both signals itself; a second one ends it at once. Must be called in the main thread of
+    a process of its own.
+
+    Args:
+        config: JSON object with every field of `Config` in `rust/router/src/proxy/config.rs`.
+
+    Raises:
+        RouterError: a setting is missing, unknown or out of range; the port cannot be had.
+    """

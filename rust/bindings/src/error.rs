@@ -21,7 +21,7 @@ create_exception!(
     trunkline._core,
     RouterError,
     PyException,
-    "The router cannot choose, or knows no such worker or setting."
+    "The router cannot choose or start, or knows no such worker or setting."
 );
 
 /// Any error of a method of this module.
@@ -30,6 +30,7 @@ pub(crate) enum Error {
     Integrity(scheduler::IntegrityError),
     Cpu(cpu::CpuError),
     Router(router::core::RouterError),
+    Serve(router::proxy::ServeError),
     Python(PyErr),
     /// An abort that selects neither by client, nor by client and key, nor by rid, nor everything.
     Selection,
@@ -59,6 +60,12 @@ impl From<router::core::RouterError> for Error {
     }
 }
 
+impl From<router::proxy::ServeError> for Error {
+    fn from(error: router::proxy::ServeError) -> Self {
+        Self::Serve(error)
+    }
+}
+
 impl From<PyErr> for Error {
     fn from(error: PyErr) -> Self {
         Self::Python(error)
@@ -72,6 +79,7 @@ impl From<Error> for PyErr {
             Error::Integrity(error) => IntegrityError::new_err(error.to_string()),
             Error::Cpu(error) => PyValueError::new_err(error.to_string()),
             Error::Router(error) => RouterError::new_err(error.to_string()),
+            Error::Serve(error) => RouterError::new_err(error.to_string()),
             Error::Python(error) => error,
             Error::Selection => CoreError::new_err(
                 "abort takes a client, a client and a key, a rid, or nothing (everything)",

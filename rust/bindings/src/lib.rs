@@ -16,7 +16,7 @@ mod _core {
     #[pymodule_export]
     use crate::error::{CoreError, IntegrityError, RouterError};
     #[pymodule_export]
-    use crate::router::Router;
+    use crate::router::{Router, serve_router};
 
     #[pymodule_export]
     /// Version of the Rust core, equal to the wheel's.

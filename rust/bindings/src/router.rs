@@ -7,8 +7,17 @@ use pyo3::types::PyDict;
 use router::core as choice;
 use router::core::{Outcome, Prompt, RouterError, Selection, TicketId, WorkerId, WorkerState};
 
+use router::proxy;
+
 use crate::buffers;
 use crate::error::Error;
+
+/// `engine-router` from its settings to its end. `_core.pyi` documents it.
+#[pyfunction]
+pub(crate) fn serve_router(py: Python<'_>, config: &[u8]) -> Result<(), Error> {
+    let serve = || proxy::Server::bind(proxy::Config::from_json(config)?)?.run();
+    Ok(py.detach(serve)?)
+}
 
 /// Chooses workers. `_core.pyi` documents it.
 #[pyclass(frozen, module = "trunkline._core")]

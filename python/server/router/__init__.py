@@ -1,0 +1,1 @@
+"""The command `engine-router`: settings for the proxy in `rust/router`, which does the work."""
