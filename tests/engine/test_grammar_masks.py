@@ -1,0 +1,174 @@
+"""Masks and tokens of single steps, with a backend of a few words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tests.kernels.plan_builder import Opened, Params, build_plan, opened_sections
+
+from trunkline.engine.grammar.backend import Masks, Vocabulary
+from trunkline.engine.grammar.constraints import Constraint
+from trunkline.engine.grammar.masks import ConstrainedRunner, MaskSource
+from trunkline.plan import MIN_GRAMMAR_TOKENS, Plan, decode_result, encode_result
+
+END = 0
+VOCABULARY = Vocabulary(tokens=["", *"abcdefg"], special_ids={}, end_ids=[END], tokenizer_json="")
+
+
+@dataclass(frozen=True)
+class Words:
+    """A grammar of one text; `None` in it fails when it is reached."""
+
+    ids: tuple[int | None, ...]
+    num_bytes: int = 1
+
+
+class WordMatcher:
+    def __init__(self, words: Words) -> None:
+        self.left = [*words.ids, END]
+
+    def allowed(self) -> int | None:
+        return self.left[0]
+
+    def accept(self, token_id: int) -> bool:
+        return self.left.pop(0) == token_id
+
+    def may_end(self) -> bool:
+        return self.left == [END]
+
+
+class WordBackend:
+    def compile(self, spec: Any) -> bytes:
+        raise NotImplementedError
+
+    def load(self, data: bytes) -> Words:
+        raise NotImplementedError
+
+    def matcher(self, compiled: Words) -> WordMatcher:
+        return WordMatcher(compiled)
+
+    def accept(self, matchers: Sequence[WordMatcher], token_ids: Sequence[int]) -> list[bool]:
+        return [one.accept(token) for one, token in zip(matchers, token_ids, strict=True)]
+
+    def fill(self, matchers: Sequence[WordMatcher], masks: Masks, rows: Sequence[int]) -> None:
+        for matcher, row in zip(matchers, rows, strict=True):
+            allowed = matcher.allowed()
+            if allowed is None:
+                raise RuntimeError("it is broken")
+            masks[row] = 1 << allowed
+
+
+@dataclass
+class Requests:
+    grammars: dict[int, Constraint]
+
+    def of(self, request: int) -> Constraint:
+        return self.grammars[request]
+
+    def ended(self, requests: Sequence[int]) -> None:
+        for request in requests:
+            del self.grammars[request]
+
+
+class ScriptedRunner:
+    """Draws what it is told to, whatever the masks say, and keeps the masks."""
+
+    def __init__(self, *steps: list[int]) -> None:
+        self.steps = list(steps)
+        self.masks: list[Any] = []
+
+    def forward(self, plan: Plan) -> None:
+        pass
+
+    def sample(self, plan: Plan, masks: Masks | None = None) -> Any:
+        self.masks.append(None if masks is None else masks.copy())
+        ids = self.steps.pop(0)
+        counts = np.ones(len(ids), np.int32)
+        return encode_result(plan.step, {"sample_counts": counts, "token_ids": np.array(ids)})
+
+    def execute(self, plan: Plan) -> Any:
+        return self.sample(plan)
+
+
+def step(
+    number: int, opened: Sequence[tuple[int, int]], slots: int, outputs: Sequence[int] = ()
+) -> Plan:
+    """A step of one token for each of `slots` slots; `opened`: slots with their requests."""
+    sections = opened_sections(
+        [Opened(slot, 1, Params(grammar=True), output_ids=list(outputs)) for slot, _ in opened]
+    )
+    for row, (_, request) in zip(sections["opened_int"], opened, strict=True):
+        row[MIN_GRAMMAR_TOKENS + 1] = request
+    rows = np.arange(slots)
+    return build_plan(
+        number,
+        {
+            **sections,
+            "row_slot": rows,
+            "row_query_len": np.ones(slots),
+            "row_computed_len": np.full(slots, number),
+            "row_token_source": np.zeros(slots),
+            "token_ids": np.ones(slots),
+            "positions": np.full(slots, number),
+            "logit_tokens": rows,
+            "logit_top_n": np.zeros(slots),
+            "logit_flags": np.zeros(slots),
+            "score_offsets": np.zeros(slots + 1),
+            "sample_logit": rows,
+            "sample_slot": rows,
+            "sample_position": np.full(slots, number + 1),
+            "sample_flags": np.zeros(slots),
+        },
+    )
+
+
+def constrained(
+    runner: ScriptedRunner, grammars: dict[int, Constraint], *, jump: bool
+) -> ConstrainedRunner:
+    source = MaskSource(WordBackend(), Requests(grammars), VOCABULARY, jump_forward=jump)
+    return ConstrainedRunner(runner, source)
+
+
+def test_what_the_grammar_does_not_have_ends_its_row_alone():
+    grammars = {1: Constraint(Words((1, 2, 3))), 2: Constraint(Words((4, 5, 6)))}
+    runner = ScriptedRunner([1, 5], [2, 5])
+    engine = constrained(runner, grammars, jump=False)
+    first = decode_result(engine.execute(step(0, [(0, 1), (1, 2)], 2)))
+    assert first["row_errors"].tolist() == [0, 2]
+    assert runner.masks[0][:, 0].tolist() == [1 << 1, 1 << 4]
+    second = decode_result(engine.execute(step(1, [], 1)))
+    assert second["row_errors"].size == 0
+
+
+def test_a_matcher_that_breaks_ends_its_row_alone():
+    grammars = {1: Constraint(Words((None,))), 2: Constraint(Words((4, 5)))}
+    engine = constrained(ScriptedRunner([1, 4]), grammars, jump=False)
+    result = decode_result(engine.execute(step(0, [(0, 1), (1, 2)], 2)))
+    assert result["row_errors"].tolist() == [2, 0]
+
+
+def test_certain_tokens_follow_at_once_up_to_the_end():
+    grammars = {1: Constraint(Words((1, 2, 3))), 2: Constraint(Words((4, 5)), (7, 6))}
+    engine = constrained(ScriptedRunner([1, 7], [6]), grammars, jump=True)
+    result = decode_result(engine.execute(step(0, [(0, 1), (1, 2)], 2)))
+    assert result["sample_counts"].tolist() == [4, 1]
+    assert result["token_ids"].tolist() == [1, 2, 3, END, 7]
+
+
+def test_outputs_that_a_slot_comes_with_are_taken_first():
+    runner = ScriptedRunner([3])
+    engine = constrained(runner, {1: Constraint(Words((1, 2, 3)), (7, 6))}, jump=False)
+    engine.execute(step(0, [(0, 1)], 1, outputs=[5, 7, 6, 1, 2]))
+    assert runner.masks[0][0, 0] == 1 << 3
+
+
+def test_before_it_begins_anything_but_the_end_is_allowed():
+    runner = ScriptedRunner([7], [6], [1])
+    engine = constrained(runner, {1: Constraint(Words((1, 2)), (7, 6))}, jump=False)
+    engine.execute(step(0, [(0, 1)], 1))
+    engine.execute(step(1, [], 1))
+    engine.execute(step(2, [], 1))
+    assert [mask[0, 0] & 0xFF for mask in runner.masks] == [0xFE, 0xFE, 1 << 1]
