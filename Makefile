@@ -72,7 +72,7 @@ format: $(VENV)/.installed-dev  ## Format everything
 
 .PHONY: bench
 bench: $(VENV)/.installed-dev  ## Run the benchmarks that need no peer
-	cargo bench --quiet -p radix_tree -p text
+	cargo bench --quiet -p radix_tree -p router -p text
 	$(BIN)/python bench/scheduler_step.py
 
 .PHONY: clean

@@ -104,3 +104,4 @@ def test_wheel_imports_from_a_clean_environment(wheel: Path, tmp_path: Path) -> 
         assert Path(path).is_relative_to(site)
     assert "--model-path" in run(python, "-E", "-m", "trunkline", "--help", cwd=tmp_path)
     assert "--model-path" in run(environment / "bin" / "engine-serve", "--help", cwd=tmp_path)
+    assert "--worker-urls" in run(environment / "bin" / "engine-router", "--help", cwd=tmp_path)

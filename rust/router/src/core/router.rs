@@ -230,7 +230,7 @@ impl Router {
             let matched = &mut self.cached_blocks;
             step.owners.visit_new(&mut self.seen, |slot| matched[usize::from(slot)] = step.depth);
         }
-        let most = self.workers.len() / 2 + 1;
+        let most = (self.workers.len() / 2 + 1).max(2);
         let common = steps.iter().rev().find(|step| step.owners.count() >= most);
         common.map_or(0, |step| step.depth as usize)
     }

@@ -366,11 +366,13 @@ impl Router {
         serde_json::from_str(&body).expect("JSON")
     }
 
-    pub(crate) async fn metric(&self, line_begins: &str) -> f64 {
+    /// The value of the first figure whose line begins so, 0 if there is none. All are whole.
+    pub(crate) async fn metric(&self, line_begins: &str) -> u64 {
         let (_, text) = self.ask(Method::GET, "/metrics", "").await;
         let line = text.lines().find(|line| line.starts_with(line_begins));
-        line.map_or(0.0, |line| {
-            line.rsplit(' ').next().expect("a value").parse().expect("a number")
+        line.map_or(0, |line| {
+            let value = line.rsplit(' ').next().expect("a value");
+            value.parse::<u64>().expect("a whole number")
         })
     }
 
@@ -383,8 +385,8 @@ impl Router {
                 ["in_flight", "running", "outstanding_prefill_tokens"]
                     .iter()
                     .all(|name| worker[*name] == 0)
-            }) && self.metric("engine_router_queue_depth").await == 0.0
-                && self.metric("engine_router_requests_in_flight").await <= 1.0
+            }) && self.metric("engine_router_queue_depth").await == 0
+                && self.metric("engine_router_requests_in_flight").await <= 1
         };
         until(idle).await;
     }
