@@ -299,3 +299,20 @@ async fn a_slow_reader_slows_the_worker() {
     router.assert_idle().await;
     router.join().await;
 }
+
+/// Far more requests than the retry budget meet a worker that is shutting down.
+#[tokio::test]
+async fn a_worker_that_refuses_and_is_not_ready_is_left_at_once() {
+    let leaving = Worker::start(Behaviour::Status(503, "")).await;
+    let good = Worker::start(Behaviour::Answer(NOW)).await;
+    let slow_probes = json!({"health_interval_s": 60.0});
+    let router = Router::start(&[&leaving, &good], 2, slow_probes).await;
+    leaving.set_health(Some(503));
+    for group in 0..200 {
+        let (status, body) = router.post(CHAT, &chat(&format!("{group} "), "")).await;
+        assert_eq!(status, StatusCode::OK, "{body}");
+        sleep(Duration::from_millis(2)).await;
+    }
+    assert!(leaving.requests() < 20, "{} requests", leaving.requests());
+    router.join().await;
+}

@@ -5,6 +5,7 @@ use rand_chacha::ChaCha8Rng;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::blocks::Prompt;
+use super::breaker::Breaker;
 use super::config::{Config, Policy};
 use super::error::RouterError;
 use super::index::{PrefixIndex, Slot};
@@ -106,13 +107,17 @@ impl Router {
         Ok(())
     }
 
-    /// Changes whether a worker gets requests.
+    /// Changes whether a worker gets requests. One that was down begins with a closed breaker.
     ///
     /// # Errors
     /// There is no such worker.
     pub fn set_state(&mut self, id: WorkerId, state: WorkerState) -> Result<(), RouterError> {
         let slot = self.workers.slot(id)?;
-        self.workers.at_mut(slot).state = state;
+        let worker = self.workers.at_mut(slot);
+        if worker.state == WorkerState::Down && state != WorkerState::Down {
+            worker.breaker = Breaker::default();
+        }
+        worker.state = state;
         Ok(())
     }
 

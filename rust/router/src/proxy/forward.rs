@@ -289,7 +289,8 @@ fn judge(job: &Job, mut flight: Flight, answer: Answer) -> Attempt {
     shared.metrics.first_byte_seconds.observe(waited);
     let rejected = matches!(head.status.as_u16(), 429 | 502..=504);
     match head.status.as_u16() {
-        429 | 503 => flight.refuse(),
+        429 => flight.refuse(),
+        503 => flight.refuse_unready(),
         500.. => flight.fail("status"),
         _ => {}
     }

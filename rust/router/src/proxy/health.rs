@@ -19,6 +19,7 @@ use crate::core::WorkerState;
 
 /// A worker that is not ready is looked at this often, or as often as the others if that is more.
 const EAGER: Duration = Duration::from_secs(1);
+const SPACING: Duration = Duration::from_millis(50);
 const MAX_ANSWER_BYTES: usize = 1 << 20;
 
 type Prober = Client<HttpConnector, Empty<Bytes>>;
@@ -72,6 +73,8 @@ impl Watch {
             let busy = self.shared.heard_within(&self.endpoint, self.interval());
             if suspected || !busy || !self.is_serving() {
                 self.look(suspected).await;
+                // However many requests have trouble, the worker is not swamped with probes.
+                sleep(SPACING).await;
             } else {
                 self.failures = 0;
             }

@@ -238,6 +238,12 @@ impl Flight {
         self.outcome = Outcome::Refused;
     }
 
+    /// It would not, and may not be ready for anybody.
+    pub(super) fn refuse_unready(&mut self) {
+        self.outcome = Outcome::Refused;
+        self.endpoint.suspected.notify_one();
+    }
+
     /// The worker broke.
     pub(super) fn fail(&mut self, why: &str) {
         self.outcome = Outcome::Failed;
