@@ -106,6 +106,16 @@ class ChatTemplate:
         return bool(self._templates)
 
     @property
+    def text(self) -> str:
+        """The templates' own text; empty for a model without."""
+        return "\n".join(template.text for template in self._templates.values())
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether a template tells the model of `tools`."""
+        return self.reads("tools")
+
+    @property
     def content_style(self) -> Literal["text", "parts"]:
         """Whether the default template takes contents as text or loops over their parts."""
         return self._select(has_tools=False).content_style
@@ -193,6 +203,7 @@ class _Compiled:
         self._strings = {
             node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)
         }
+        self.text = text
         self.variables = jinja2.meta.find_undeclared_variables(tree)
         self.content_style = _content_style(tree)
         self._accepts_strings = self.content_style == "text" or any(

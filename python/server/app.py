@@ -33,6 +33,7 @@ from trunkline.server.keys import Keys
 from trunkline.server.load import HEADER, LoadHeader
 from trunkline.server.metrics import Metrics
 from trunkline.server.middleware import Edge, Guard
+from trunkline.server.openai.parsers import Parsers
 from trunkline.server.openai.responses_store import ResponseStore
 from trunkline.server.routes import ROUTES
 from trunkline.server.state import ChatTemplate, ServedModel, Server
@@ -81,6 +82,13 @@ def create_app(
         metrics=metrics,
         token_texts=TokenTexts(tokenizer),
         responses=ResponseStore(config.api.response_store_bytes),
+        parsers=Parsers.of(
+            config.api.tool_call_parser,
+            config.api.reasoning_parser,
+            chat_template,
+            [tokenizer.token_of(one) or "" for one in tokenizer.special_ids],
+            tokenizer.decode,
+        ),
     )
     server.batches = Batches(server, config.batches)
     app = Starlette(

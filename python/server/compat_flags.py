@@ -66,8 +66,6 @@ COMPAT_FLAGS: Final = (
     _no_effect("load-balance-method", "there is one replica", "auto", "round_robin"),
     _refused("base-gpu-id", "choose the device with CUDA_VISIBLE_DEVICES", "0"),
     _refused("constrained-json-whitespace-pattern", "blanks in JSON are bounded and not a choice"),
-    _refused("reasoning-parser", LATER),
-    _refused("tool-call-parser", LATER),
     _refused("lora-paths", "adapters are not supported yet"),
     _refused_switch("enable-lora", "adapters are not supported yet"),
     _no_effect("max-loras-per-batch", "adapters are not supported yet", "8"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trunkline.engine.config import EngineConfig, setting
+from trunkline.server.openai.parsers import AUTO, REASONING_PARSER_NAMES, TOOL_PARSER_NAMES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,16 @@ class ApiOptions:
     )
     strict_fields: bool = setting(
         False, "unknown or ineffective fields of a body are a 400, not named as ignored"
+    )
+    tool_call_parser: str = setting(
+        AUTO,
+        "how the model writes tool calls; auto: as its chat template does; none: they stay text",
+        choices=TOOL_PARSER_NAMES,
+    )
+    reasoning_parser: str = setting(
+        AUTO,
+        "how the model marks its reasoning; auto: as its chat template does; none: it stays text",
+        choices=REASONING_PARSER_NAMES,
     )
     incremental_streaming_output: bool = setting(
         False, "/generate streams what is new in each chunk, not all so far"

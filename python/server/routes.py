@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from trunkline.server import load, native, operations, tokens
+from trunkline.server import load, native, operations, parsing, tokens
 from trunkline.server.anthropic import messages
 from trunkline.server.batches import batch_routes, file_routes
 from trunkline.server.openai import chat, completions, models, responses
@@ -117,6 +117,20 @@ ROUTES = [
         methods=POST,
         takes=bodies.DETOKENIZE,
         gives=shapes.DETOKENIZED,
+    ),
+    Route(
+        "/parse_function_call",
+        parsing.parse_function_call,
+        methods=POST,
+        takes=bodies.PARSE_CALLS,
+        gives=shapes.PARSED_CALLS,
+    ),
+    Route(
+        "/separate_reasoning",
+        parsing.separate_reasoning,
+        methods=POST,
+        takes=bodies.SEPARATE_REASONING,
+        gives=shapes.SEPARATED,
     ),
     Route(
         "/v1/chat/completions",

@@ -18,6 +18,7 @@ from trunkline.engine.validation import RequestError
 from trunkline.server import logs
 from trunkline.server.config import ServerConfig
 from trunkline.server.metrics import Metrics
+from trunkline.server.openai.parsers import Parsers, Template
 from trunkline.server.openai.responses_store import ResponseStore
 from trunkline.server.token_text import Tokenizer, TokenTexts
 
@@ -50,13 +51,14 @@ _STATS = {
 }
 
 
-class ChatTemplate(Protocol):
+class ChatTemplate(Template, Protocol):
     """What the server needs of a chat template; `ValueError`s of `render` are the client's."""
 
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         documents: list[dict[str, Any]] | None = None,
@@ -102,6 +104,7 @@ class Server:
     metrics: Metrics
     token_texts: TokenTexts
     responses: ResponseStore
+    parsers: Parsers
     background: set[asyncio.Task[None]] = field(default_factory=set)
     children: dict[str, list[str]] = field(default_factory=dict)
     named_fields: set[str] = field(default_factory=set)

@@ -14,6 +14,10 @@ class Tokenizer(TextEncoder, Protocol):
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`."""
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that `decode` leaves out unless asked not to."""
+
     def token_of(self, token_id: int) -> str | None:
         """The token as the vocabulary spells it."""
 

@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 from trunkline.engine.validation import RequestError, parse_token_ids, shown
 from trunkline.server.http import json_response, read_json
-from trunkline.server.openai.chat import render_chat
+from trunkline.server.openai.output import Wishes, plan_output
+from trunkline.server.openai.prompt import Conversation, render_chat
 from trunkline.server.state import Server, offload, server_of
 
 Fields = TypeVar("Fields", bound=msgspec.Struct)
@@ -56,13 +57,13 @@ def _tokens(fields: Tokenize, server: Server) -> list[Any]:
             f"exactly one of prompt and messages must be given, got {got}.", "prompt"
         )
     if fields.messages is not None:
-        text = render_chat(
-            server,
-            fields.messages,
-            add_generation_prompt=fields.add_generation_prompt,
-            continue_final_message=fields.continue_final_message,
+        chat = Conversation(
+            messages=fields.messages,
             variables=fields.chat_template_kwargs or {},
+            generates=fields.add_generation_prompt,
+            continues=fields.continue_final_message,
         )
+        text = render_chat(server, plan_output(server.parsers, Wishes()), chat)
         return server.tokenizer.encode_batch([text], add_special_tokens=False)[0]
     texts = fields.prompt if isinstance(fields.prompt, list) else [fields.prompt]
     if not all(isinstance(text, str) for text in texts):

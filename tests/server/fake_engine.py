@@ -57,6 +57,10 @@ class ByteTokenizer:
         tail = "<end>" if not skip_special_tokens and EOS in ids else ""
         return kept.decode(errors="replace") + tail
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return frozenset({EOS})
+
     def token_of(self, token_id: int) -> str | None:
         return f"<0x{token_id:02X}>" if token_id < 256 else "<end>"
 

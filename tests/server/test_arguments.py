@@ -126,8 +126,6 @@ REFUSED = [
     (["--is-embedding"], "--is-embedding is not supported"),
     (["--base-gpu-id", "1"], "CUDA_VISIBLE_DEVICES"),
     (["--constrained-json-whitespace-pattern", "x"], "blanks in JSON are bounded"),
-    (["--reasoning-parser", "qwen3"], "--reasoning-parser qwen3 is not supported"),
-    (["--tool-call-parser", "qwen25"], "--tool-call-parser qwen25 is not supported"),
     (["--lora-paths", "a=b"], "adapters are not supported yet"),
     (["--lora-paths", "a=b", "c=d"], "adapters are not supported yet"),
     (["--attention-backend", "flashinfer"], "it may be auto or torch_native"),

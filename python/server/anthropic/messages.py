@@ -22,8 +22,9 @@ from trunkline.server.anthropic.history import chat_messages, is_prefill
 from trunkline.server.anthropic.reply import MessageOptions, MessageReply
 from trunkline.server.http import json_response, read_json
 from trunkline.server.openai.answer_rules import splitter_factory
-from trunkline.server.openai.chat import chat_prompt_ids, render_chat
 from trunkline.server.openai.fields import parse_scheduling
+from trunkline.server.openai.output import Wishes, plan_output
+from trunkline.server.openai.prompt import Conversation, chat_prompt, render_chat
 from trunkline.server.state import Server, offload, server_of
 
 
@@ -58,25 +59,24 @@ def prepare_message(body: Any, server: Server, rid: str) -> Prepared:
         namespace=namespace,
         received_ts=received_ts,
     )
-    chat = _chat(fields)
-    prompt_ids = chat_prompt_ids(server, **chat)
-    engine_request = make_request(context, rid, prompt_ids, sampling, options)
+    prompt = chat_prompt(server, plan_output(server.parsers, Wishes()), _chat(fields))
+    engine_request = make_request(context, rid, prompt.ids, sampling, options)
     reply_options = MessageOptions(id=message_id, model=model, max_tokens=fields.max_tokens)
     reply = MessageReply(reply_options, make_splitter())
     job = Job(rid=rid, requests=[engine_request], stream=options.stream, ignored=ignored)
     return Prepared(job, reply, reply)
 
 
-def _chat(fields: MessageFields) -> dict[str, Any]:
+def _chat(fields: MessageFields) -> Conversation:
     """What the chat template is to render."""
     messages = chat_messages(fields.system, fields.messages)
     continues = is_prefill(messages)
-    return {
-        "messages": messages,
-        "add_generation_prompt": not continues,
-        "continue_final_message": continues,
-        "variables": template_variables(fields),
-    }
+    return Conversation(
+        messages=messages,
+        variables=template_variables(fields),
+        generates=not continues,
+        continues=continues,
+    )
 
 
 async def count_tokens(request: Request) -> Response:
@@ -91,5 +91,5 @@ def _count(body: Any, server: Server) -> int:
     server.note_ignored(ignored)
     server.check_model(fields.model)
     splitter_factory(answer_wishes(fields))
-    text = render_chat(server, **_chat(fields))
+    text = render_chat(server, plan_output(server.parsers, Wishes()), _chat(fields))
     return len(server.tokenizer.encode_batch([text], add_special_tokens=False)[0])

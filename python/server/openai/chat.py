@@ -10,12 +10,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from trunkline.engine.chat_template import RESERVED_VARIABLES
 from trunkline.engine.messages import LogprobRequest
 from trunkline.engine.native_request import (
     RequestContext,
     RequestOptions,
-    check_length,
     check_prompt,
     make_request,
     parse_rid,
@@ -33,20 +31,15 @@ from trunkline.server.openai.fields import (
     wanted_ids,
     wants_usage,
 )
-from trunkline.server.openai.messages import check_messages
+from trunkline.server.openai.output import OutputPlan, Wishes, plan_output
+from trunkline.server.openai.prompt import Conversation, Prompt, chat_prompt
 from trunkline.server.state import Server, offload, server_of
 
 MAX_TOP_LOGPROBS: Final = 20
 UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "separate_reasoning": (True,),
-    "stream_reasoning": (True,),
     "thinking": (False,),
-    "max_thinking_tokens": (),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -80,6 +73,12 @@ class ChatFields(ChoiceFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
+    max_thinking_tokens: Any = None
 
 
 async def chat_completions(request: Request) -> ASGIApp:
@@ -97,6 +96,7 @@ def prepare_chat(body: Any, server: Server, rid: str) -> Prepared:
         RequestError: a field is wrong, or the prompt too long.
     """
     received_ts = time.time()
+    _refuse_functions(body)
     fields, ignored = parse_fields(body, ChatFields, UNSUPPORTED)
     context = server.openai
     model = server.check_model(fields.model)
@@ -107,7 +107,9 @@ def prepare_chat(body: Any, server: Server, rid: str) -> Prepared:
         fields, server.config.api.stream_response_default_include_usage
     )
     priority, namespace = parse_scheduling(fields, context)
-    prompt_ids = _prompt_ids(fields, server)
+    plan = plan_output(server.parsers, _wishes(fields))
+    prompt = _prompt(fields, server, plan)
+    output = plan.for_prompt(prompt.text, sampling, prompt.continued)
     options = RequestOptions(
         stream=bool(fields.stream),
         priority=priority,
@@ -115,7 +117,7 @@ def prepare_chat(body: Any, server: Server, rid: str) -> Prepared:
         logprobs=_logprobs(fields, context),
         received_ts=received_ts,
     )
-    request = make_request(context, rid, prompt_ids, sampling, options)
+    request = make_request(context, rid, prompt.ids, output.sampling, options)
     reply = ChatOptions(
         id=rid,
         model=model,
@@ -124,18 +126,39 @@ def prepare_chat(body: Any, server: Server, rid: str) -> Prepared:
         continuous_usage=continuous,
         token_ids=wanted_ids(fields),
         extra=service_tier(fields),
+        splitters=[output.splitter() for _ in range(sampling.n)],
     )
     ignored += _without_effect(fields, server)
     job = Job(rid=rid, requests=[request], stream=options.stream, ignored=ignored)
     return Prepared(job, ChatReply(server, reply))
 
 
-def _prompt_ids(fields: ChatFields, server: Server) -> list[int]:
-    limits = server.openai.limits
+def _refuse_functions(body: Any) -> None:
+    """Refuse what tools have replaced, by its remedy."""
+    if not isinstance(body, dict):
+        return
+    for name, instead in (("functions", "tools"), ("function_call", "tool_choice")):
+        if body.get(name) not in (None, *UNSUPPORTED[name]):
+            raise RequestError(f"{name} is not supported: use {instead}.", name)
+
+
+def _wishes(fields: ChatFields) -> Wishes:
+    return Wishes(
+        tools=fields.tools,
+        tool_choice=fields.tool_choice,
+        parallel_tool_calls=fields.parallel_tool_calls,
+        separate_reasoning=fields.separate_reasoning,
+        stream_reasoning=fields.stream_reasoning,
+        max_thinking_tokens=fields.max_thinking_tokens,
+    )
+
+
+def _prompt(fields: ChatFields, server: Server, plan: OutputPlan) -> Prompt:
     if fields.input_ids is not None:
+        limits = server.openai.limits
         ids = parse_token_ids(fields.input_ids, "input_ids", limits, most=2**31)
         check_prompt(ids, "input_ids", limits)
-        return ids
+        return Prompt(text=server.tokenizer.decode(ids, skip_special_tokens=False), ids=ids)
     continues = bool(fields.continue_final_message)
     generates = fields.add_generation_prompt
     variables = dict(fields.chat_template_kwargs or {})
@@ -147,43 +170,14 @@ def _prompt_ids(fields: ChatFields, server: Server) -> list[int]:
             "them into a message.",
             "documents",
         )
-    return chat_prompt_ids(
-        server,
-        fields.messages,
-        add_generation_prompt=not continues if generates is None else generates,
-        continue_final_message=continues,
+    chat = Conversation(
+        messages=fields.messages,
         variables=variables,
         documents=fields.documents,
+        generates=not continues if generates is None else generates,
+        continues=continues,
     )
-
-
-def chat_prompt_ids(
-    server: Server,
-    messages: list[dict[str, Any]],
-    *,
-    add_generation_prompt: bool,
-    continue_final_message: bool,
-    variables: Mapping[str, Any],
-    documents: list[dict[str, Any]] | None = None,
-) -> list[int]:
-    """The token ids of a chat's prompt.
-
-    Raises:
-        RequestError: a message is malformed, the template refuses the chat, or it is too long.
-    """
-    limits = server.openai.limits
-    text = render_chat(
-        server,
-        messages,
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
-        variables=variables,
-        documents=documents,
-    )
-    check_length(text, "messages", server.tokenizer, limits)
-    [prompt_ids] = server.tokenizer.encode_batch([text], add_special_tokens=False)
-    check_prompt(prompt_ids, "messages", limits)
-    return prompt_ids
+    return chat_prompt(server, plan, chat)
 
 
 def _without_effect(fields: ChatFields, server: Server) -> list[str]:
@@ -196,39 +190,6 @@ def _without_effect(fields: ChatFields, server: Server) -> list[str]:
     if fields.reasoning_effort is not None and not reads("reasoning_effort"):
         unread.append("reasoning_effort")
     return unread
-
-
-def render_chat(
-    server: Server,
-    messages: list[dict[str, Any]],
-    *,
-    add_generation_prompt: bool,
-    continue_final_message: bool,
-    variables: Mapping[str, Any],
-    documents: list[dict[str, Any]] | None = None,
-) -> str:
-    """The prompt of a chat, to be encoded without special tokens.
-
-    Raises:
-        RequestError: a message is malformed, or the template refuses the chat (its own words).
-    """
-    check_messages(messages)
-    reserved = RESERVED_VARIABLES & variables.keys()
-    if reserved:
-        raise RequestError(
-            f"chat_template_kwargs must not hold {', '.join(sorted(reserved))}.",
-            "chat_template_kwargs",
-        )
-    try:
-        return server.chat_template.render(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            documents=documents,
-            **variables,
-        )
-    except ValueError as error:
-        raise RequestError(str(error), "messages") from error
 
 
 def _logprobs(fields: ChatFields, context: RequestContext) -> LogprobRequest | None:

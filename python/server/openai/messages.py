@@ -32,6 +32,12 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
         _check_content(message, f"{name}.content")
 
 
+def last_text(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of the last of checked messages."""
+    content = messages[-1].get("content") or ""
+    return content if isinstance(content, str) else " ".join(part["text"] for part in content)
+
+
 def _check_content(message: Mapping[str, Any], name: str) -> None:
     content = message.get("content")
     if content is None:

@@ -27,6 +27,8 @@ from trunkline.server.openai import background
 from trunkline.server.openai.answer_rules import AnswerWishes, splitter_factory
 from trunkline.server.openai.event_log import EventLog
 from trunkline.server.openai.fields import parse_fields, parse_sampling, parse_scheduling
+from trunkline.server.openai.output import Wishes, plan_output
+from trunkline.server.openai.prompt import Conversation
 from trunkline.server.openai.responses_fields import (
     UNSUPPORTED,
     ResponseFields,
@@ -118,14 +120,14 @@ def prepare_response(body: Any, server: Server, rid: str) -> Prepared:
         logprobs=wanted_logprobs(fields, processed=context.processed_logprobs),
         received_ts=received_ts,
     )
-    prompt_ids = fitting_prompt(
+    prompt = fitting_prompt(
         server,
-        messages,
-        template_variables(fields),
+        plan_output(server.parsers, Wishes()),
+        Conversation(messages=messages, variables=template_variables(fields)),
         max_new_tokens=sampling.sampling.max_new_tokens,
         may_drop=fields.truncation == "auto",
     )
-    engine_request = make_request(context, rid, prompt_ids, sampling, options)
+    engine_request = make_request(context, rid, prompt.ids, sampling, options)
     reply_options = ResponseOptions(
         id=response_id,
         created_at=int(received_ts),
@@ -195,7 +197,8 @@ def _count(body: Any, server: Server) -> int:
     server.check_model(fields.model)
     splitter_factory(_wishes(fields))
     _, messages = _conversation(fields, server)
-    return count_prompt(server, messages, template_variables(fields))
+    chat = Conversation(messages=messages, variables=template_variables(fields))
+    return count_prompt(server, plan_output(server.parsers, Wishes()), chat)
 
 
 async def get_response(request: Request) -> Response:

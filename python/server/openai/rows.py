@@ -39,8 +39,8 @@ def _digest(*parts: str) -> str:
     return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}"
 
 
-def usage(streams: Sequence[Stream]) -> dict[str, object]:
-    """Token counts: each prompt once, all samples' completions.
+def usage(streams: Sequence[Stream], reasoning_tokens: int = 0) -> dict[str, object]:
+    """Token counts: each prompt once, all samples' completions, of which some are reasoning.
 
     Cached tokens are those of the first sample of each prompt: the others share its prompt.
     """
@@ -56,7 +56,7 @@ def usage(streams: Sequence[Stream]) -> dict[str, object]:
         "total_tokens": prompt + completion,
         "completion_tokens": completion,
         "prompt_tokens_details": {"cached_tokens": cached},
-        "reasoning_tokens": 0,  # nothing here takes reasoning apart
+        "reasoning_tokens": reasoning_tokens,
     }
 
 

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any
 
 from trunkline.engine.validation import RequestError
-from trunkline.server.openai.chat import chat_prompt_ids, render_chat
+from trunkline.server.openai.output import OutputPlan
+from trunkline.server.openai.prompt import Conversation, Prompt, chat_prompt, render_chat
 from trunkline.server.state import Server
-
-_OPEN_END: Final[dict[str, Any]] = {
-    "add_generation_prompt": True,
-    "continue_final_message": False,
-}
 
 
 def fitting_prompt(
     server: Server,
-    messages: list[dict[str, Any]],
-    variables: Mapping[str, Any],
+    plan: OutputPlan,
+    chat: Conversation,
     *,
     max_new_tokens: int | None,
     may_drop: bool,
-) -> list[int]:
+) -> Prompt:
     """The prompt, if need be without the oldest turns.
 
     Turns go whole, a user's message with all up to the next one; leading system messages and the
@@ -33,9 +30,12 @@ def fitting_prompt(
     Raises:
         RequestError: it is too long all the same, or as it is when nothing may be dropped.
     """
+    messages = chat.messages
 
-    def prompt(first: int) -> list[int]:
-        return _prompt_ids(server, [*messages[:head], *messages[first:]], variables)
+    def prompt(first: int) -> Prompt:
+        kept = replace(chat, messages=[*messages[:head], *messages[first:]])
+        with _named_input():
+            return chat_prompt(server, plan, kept)
 
     head = next((n for n, one in enumerate(messages) if not _is_system(one)), len(messages))
     if not may_drop:
@@ -45,25 +45,25 @@ def fitting_prompt(
     turns = [n for n in range(head + 1, len(messages)) if messages[n]["role"] == "user"]
     starts = [head, *turns]
 
-    def fitted(first: int) -> list[int] | None:
+    def fitted(first: int) -> Prompt | None:
         try:
-            ids = prompt(first)
+            fitting = prompt(first)
         except RequestError as error:
             if error.code == "context_length_exceeded":
                 return None
             raise
-        return ids if len(ids) <= context - room else None
+        return fitting if len(fitting.ids) <= context - room else None
 
-    if (ids := fitted(head)) is not None:
-        return ids
+    if (found := fitted(head)) is not None:
+        return found
     low, high = 1, len(starts)  # the least number of turns to drop that fits is in [low, high]
-    best: list[int] | None = None
+    best: Prompt | None = None
     while low < high:
         middle = (low + high) // 2
-        if (ids := fitted(starts[middle])) is None:
+        if (found := fitted(starts[middle])) is None:
             low = middle + 1
         else:
-            best, high = ids, middle
+            best, high = found, middle
     return prompt(starts[-1]) if best is None else best
 
 
@@ -71,24 +71,15 @@ def _is_system(message: Mapping[str, Any]) -> bool:
     return message["role"] in ("system", "developer")
 
 
-def count_prompt(
-    server: Server, messages: list[dict[str, Any]], variables: Mapping[str, Any]
-) -> int:
+def count_prompt(server: Server, plan: OutputPlan, chat: Conversation) -> int:
     """The number of tokens of a prompt, however long.
 
     Raises:
         RequestError: the template refuses the chat.
     """
     with _named_input():
-        text = render_chat(server, messages, **_OPEN_END, variables=variables)
+        text = render_chat(server, plan, chat)
     return len(server.tokenizer.encode_batch([text], add_special_tokens=False)[0])
-
-
-def _prompt_ids(
-    server: Server, messages: list[dict[str, Any]], variables: Mapping[str, Any]
-) -> list[int]:
-    with _named_input():
-        return chat_prompt_ids(server, messages, **_OPEN_END, variables=variables)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from trunkline.server.openai import chat, completions, responses_fields
 from trunkline.server.openai import fields as openai_fields
 from trunkline.server.openai.responses_fields import ResponseFields
 from trunkline.server.openapi.fields import Schema, native_fields, request_fields
+from trunkline.server.parsing import CallsText, ReasoningText
 from trunkline.server.route import Takes
 from trunkline.server.tokens import Detokenize, Tokenize
 
@@ -76,6 +77,19 @@ TOKENIZE: Final = Takes(
     example={"prompt": "Hello"},
 )
 DETOKENIZE: Final = Takes(kind=Detokenize, fields=request_fields, example={"tokens": [1, 2]})
+PARSE_CALLS: Final = Takes(
+    kind=CallsText,
+    fields=request_fields,
+    example={
+        "text": '<tool_call>{"name": "f", "arguments": {}}</tool_call>',
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "tool_call_parser": "hermes",
+    },
+)
+SEPARATE_REASONING: Final = Takes(
+    kind=ReasoningText,
+    example={"text": "<think>Hm.</think>Yes.", "reasoning_parser": "think"},
+)
 ABORT: Final = Takes(kind=AbortFields, example={"rid": "my-request"})
 
 

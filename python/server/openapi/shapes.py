@@ -16,13 +16,21 @@ class CachedTokens(TypedDict):
     cached_tokens: int
 
 
+class ReasoningTokens(TypedDict):
+    """Tokens of the answer that are reasoning."""
+
+    reasoning_tokens: int
+
+
 class Usage(TypedDict):
     """Token counts: each prompt once, all samples' answers."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    reasoning_tokens: int
     prompt_tokens_details: CachedTokens | None
+    completion_tokens_details: NotRequired[ReasoningTokens]
 
 
 class WeightSpan(TypedDict):
@@ -60,13 +68,46 @@ class ChatLogprobs(TypedDict):
     content: list[ContentLogprob] | None
 
 
+class FunctionCall(TypedDict):
+    """What is called; `arguments` are JSON text as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    """A call of a tool."""
+
+    index: int
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class FunctionCallDelta(TypedDict):
+    """The name in a call's first delta, and more of its arguments."""
+
+    name: NotRequired[str]
+    arguments: str
+
+
+class ToolCallDelta(TypedDict):
+    """What is new of a call; `id` and `type` are in its first delta only."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: FunctionCallDelta
+
+
 class AssistantMessage(TypedDict):
     """What the model said."""
 
     role: Literal["assistant"]
     content: str | None
+    refusal: None
     reasoning_content: str | None
-    tool_calls: NotRequired[list[dict[str, Any]] | None]
+    tool_calls: NotRequired[list[ToolCall]]
 
 
 class ChatChoice(TypedDict):
@@ -97,7 +138,7 @@ class ChatDelta(TypedDict, total=False):
     role: Literal["assistant"]
     content: str | None
     reasoning_content: str | None
-    tool_calls: list[dict[str, Any]] | None
+    tool_calls: list[ToolCallDelta]
 
 
 class ChatChunkChoice(TypedDict):
@@ -222,6 +263,28 @@ class Text(TypedDict):
     text: str | list[str]
 
 
+class ParsedCall(TypedDict):
+    """A call that was found in a text; `parameters` are JSON text as the model wrote it."""
+
+    tool_index: int
+    name: str
+    parameters: str
+
+
+class ParsedCalls(TypedDict):
+    """The calls in a text, and the text around them."""
+
+    normal_text: str
+    calls: list[ParsedCall]
+
+
+class SeparatedReasoning(TypedDict):
+    """The reasoning in a text, and the rest."""
+
+    reasoning_text: str | None
+    text: str | None
+
+
 class ModelInfo(TypedDict):
     """What is served."""
 
@@ -251,6 +314,8 @@ COMPLETION: Final = Gives(kind=Completion, event=Completion)
 MODELS: Final = Gives(kind=ModelList)
 MODEL: Final = Gives(kind=Model)
 TOKENS: Final = Gives(kind=Tokens)
+PARSED_CALLS: Final = Gives(kind=ParsedCalls)
+SEPARATED: Final = Gives(kind=SeparatedReasoning)
 DETOKENIZED: Final = Gives(kind=Text)
 MODEL_INFO: Final = Gives(kind=ModelInfo)
 SERVER_INFO: Final = Gives(kind=ServerInfo)

@@ -41,12 +41,21 @@ class ThinkSplitter:
     Args:
         tags: how the reasoning is marked.
         is_open: the prompt ends inside reasoning.
+        verbatim: tags and white space stay part of the reasoning.
         interrupts: what ends reasoning too, and belongs to the answer.
     """
 
-    def __init__(self, tags: Tags, *, is_open: bool, interrupts: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        tags: Tags,
+        *,
+        is_open: bool,
+        verbatim: bool = False,
+        interrupts: tuple[str, ...] = (),
+    ) -> None:
         self._tags = tags
         self._is_open = is_open
+        self._verbatim = verbatim
         self._interrupts = interrupts
         self._space = ""
         self._started = False
@@ -66,16 +75,26 @@ class ThinkSplitter:
         opened = yield from accept(source, self._tags.begin)
         before = source.recorded()
         if opened or self._is_open:
+            yield from self._reasoning(before if self._verbatim else "")
             ends = (self._tags.end, *self._interrupts)
             end = yield from until(source, ends, self._reasoning, consume=False)
             if end == self._tags.end:
-                source.take(len(end))
-                yield from skip_space(source)
+                yield from self._end(source)
         elif before:
             yield Content(before)
         yield from until(source, (), _content)
 
+    def _end(self, source: Source) -> Parsing[None]:
+        tag = source.take(len(self._tags.end))
+        space = yield from skip_space(source)
+        if self._verbatim:
+            yield from self._reasoning(tag + space)
+
     def _reasoning(self, text: str) -> Iterator[Piece]:
+        if self._verbatim:
+            if text:
+                yield Reasoning(text)
+            return
         text = self._space + text
         kept = text.rstrip()
         self._space = text[len(kept) :]

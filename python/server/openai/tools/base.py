@@ -45,6 +45,9 @@ class CallParser(ABC):
     # Markers that end reasoning too: models leave the end tag out before a call.
     interrupts_reasoning: ClassVar[tuple[str, ...]] = ()
 
+    # How a call looks, for models whose chat template does not say; None: it must say so itself.
+    example: ClassVar[str | None] = None
+
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._count = 0

@@ -32,6 +32,7 @@ class DeepSeekV3Parser(CallParser):
 
     markers = (_BEGIN, _END, _CALL_BEGIN, _CALL_END, _SEPARATOR)
     interrupts_reasoning = (_BEGIN,)
+    example = f'{_BEGIN}{_CALL_BEGIN}function_name{_SEPARATOR}{{"key": "value"}}{_CALL_END}{_END}'
 
     def _parse(self, source: Source) -> Parsing[None]:
         while not self._is_full and (

@@ -15,6 +15,7 @@ class HermesParser(CallParser):
     """Reads `<tool_call>{"name": "f", "arguments": {}}</tool_call>`."""
 
     markers = (_BEGIN, _END)
+    example = '<tool_call>\n{"name": "function_name", "arguments": {"key": "value"}}\n</tool_call>'
 
     def _parse(self, source: Source) -> Parsing[None]:
         while not self._is_full and (yield from until(source, (_BEGIN,), self._content)):

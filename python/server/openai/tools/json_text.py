@@ -17,7 +17,6 @@ from trunkline.server.openai.pieces import Piece
 _OUTSIDE: Final = re.compile(r'["{}\[\]]')
 _INSIDE: Final = re.compile(r'["\\]')
 _SCALAR: Final = re.compile(r"[-+.\w]*")
-_NAME_KEYS: Final = ("name",)
 _ARGUMENT_KEYS: Final = ("arguments", "parameters")
 _OTHER_KEYS: Final = ("type", "id", "index")
 
@@ -136,24 +135,22 @@ def call_head(source: Source) -> Parsing[Head | None]:
     early: str | None = None
     while True:
         key = yield from _key(source)
-        if key in _NAME_KEYS:
+        if key == "name":
             name = yield from json_string(source)
-            if not name:
-                return None
         elif key in _ARGUMENT_KEYS:
-            if name is not None and early is None and (yield from _at_object(source)):
+            if name and early is None and (yield from at_object(source)):
                 return Head(name, None, has_arguments=True)
             early = yield from _whole_arguments(source)
-            if early is None:
-                return None
         elif key not in _OTHER_KEYS or (yield from json_value(source)) is None:
             return None
+        if (key == "name" and not name) or (key in _ARGUMENT_KEYS and early is None):
+            return None
         yield from skip_space(source)
-        if (yield from accept(source, ",")):
-            continue
-        if name is not None and (yield from accept(source, "}")):
-            return Head(name, early or "{}", has_arguments=False)
+        if not (yield from accept(source, ",")):
+            break
+    if name is None or not (yield from accept(source, "}")):
         return None
+    return Head(name, early or "{}", has_arguments=False)
 
 
 def rest_of_call(source: Source) -> Parsing[None]:
@@ -176,7 +173,8 @@ def _key(source: Source) -> Parsing[str | None]:
     return key
 
 
-def _at_object(source: Source) -> Parsing[bool]:
+def at_object(source: Source) -> Parsing[bool]:
+    """Whether an object begins here."""
     return (yield from fill(source, 1)) and source.text[0] == "{"
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from trunkline.server.openai.incremental import Parsing, Source, accept, fill, skip_space, until
+from trunkline.server.openai.incremental import Parsing, Source, accept, skip_space, until
 from trunkline.server.openai.tools.base import CallParser
+from trunkline.server.openai.tools.json_text import at_object
 from trunkline.server.openai.tools.python_text import python_call
 
 _TAG: Final = "<|python_tag|>"
@@ -23,13 +24,13 @@ class Llama3Parser(CallParser):
     def _parse(self, source: Source) -> Parsing[None]:
         yield from self._content((yield from skip_space(source)))
         source.record()
-        if (yield from self._at_object(source)):
+        if (yield from at_object(source)):
             yield from self._calls_from_here(source)
         source.recorded()
         while not self._is_full and (yield from until(source, self.markers, self._content)):
             source.record(_TAG)
             yield from skip_space(source)
-            if (yield from self._at_object(source)):
+            if (yield from at_object(source)):
                 yield from self._calls_from_here(source)
             else:
                 yield from self._built_in(source)
@@ -42,12 +43,9 @@ class Llama3Parser(CallParser):
             if (yield from accept(source, ";")):
                 yield from skip_space(source)
             yield from accept(source, _TAG)
-            if not (yield from self._at_object(source)):
+            if not (yield from at_object(source)):
                 yield from self._content(source.recorded())
                 return
-
-    def _at_object(self, source: Source) -> Parsing[bool]:
-        return (yield from fill(source, 1)) and source.text[0] == "{"
 
     def _built_in(self, source: Source) -> Parsing[None]:
         call = yield from python_call(source)

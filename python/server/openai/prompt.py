@@ -1,0 +1,81 @@
+"""A chat -> the prompt that a model is asked to go on with; the same for every API with chats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trunkline.engine.chat_template import RESERVED_VARIABLES
+from trunkline.engine.native_request import check_length, check_prompt
+from trunkline.engine.validation import RequestError
+from trunkline.server.openai.messages import check_messages, last_text
+from trunkline.server.openai.output import OutputPlan
+from trunkline.server.state import Server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A chat in the shapes of chat completions, and what else the chat template is given.
+
+    With `continues` the answer goes on inside the last message; else `generates` says whether the
+    prompt ends with the opening of the assistant's message.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    documents: list[dict[str, Any]] | None = None
+    generates: bool = True
+    continues: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A prompt as text and as tokens; `continued` is its end that is the answer's beginning."""
+
+    text: str
+    ids: list[int]
+    continued: str | None = None
+
+
+def chat_prompt(server: Server, plan: OutputPlan, chat: Conversation) -> Prompt:
+    """The prompt of a chat whose answer is made by `plan`.
+
+    Raises:
+        RequestError: a message is malformed, the template refuses the chat, or it is too long.
+    """
+    limits = server.openai.limits
+    text = render_chat(server, plan, chat)
+    check_length(text, "messages", server.tokenizer, limits)
+    [ids] = server.tokenizer.encode_batch([text], add_special_tokens=False)
+    check_prompt(ids, "messages", limits)
+    return Prompt(
+        text=text, ids=ids, continued=last_text(chat.messages) if chat.continues else None
+    )
+
+
+def render_chat(server: Server, plan: OutputPlan, chat: Conversation) -> str:
+    """The text of a chat's prompt, to be encoded without special tokens.
+
+    Raises:
+        RequestError: a message is malformed, or the template refuses the chat (its own words).
+    """
+    check_messages(chat.messages)
+    reserved = RESERVED_VARIABLES & chat.variables.keys()
+    if reserved:
+        raise RequestError(
+            f"chat_template_kwargs must not hold {', '.join(sorted(reserved))}.",
+            "chat_template_kwargs",
+        )
+    told = plan.chat(chat.messages)
+    try:
+        return server.chat_template.render(
+            told.messages,
+            tools=told.tools,
+            add_generation_prompt=chat.generates,
+            continue_final_message=chat.continues,
+            documents=chat.documents,
+            **chat.variables,
+        )
+    except ValueError as error:
+        raise RequestError(str(error), "messages") from error
