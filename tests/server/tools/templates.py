@@ -30,5 +30,5 @@ KIMI = """\
 {% endfor %}{{ (tools or []) | length }}"""
 HARMONY = """\
 {%- for message in messages %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>
-{%- endfor %}{{ (tools or []) | length }}{{ message.tool_calls }}
+{%- endfor %}{{ (tools or []) | length }}{# tool_calls #}
 {%- if add_generation_prompt %}<|start|>assistant{% endif %}{# <|channel|> #}"""

@@ -222,7 +222,9 @@ def _gpt_oss(schemas: Schemas, _: bool, dialect: Dialect) -> Format:
 def _qwen3_coder(schemas: Schemas, parallel: bool, dialect: Dialect) -> Format | None:
     calls = []
     for name, schema in schemas.items():
-        parameters = xml_parameters(schema, "<parameter={}>\n", "\n</parameter>", "\n")
+        parameters = xml_parameters(
+            schema, lambda key: [const(f"<parameter={key}>\n")], [const("\n</parameter>\n")]
+        )
         if parameters is None:
             return None
         calls.append(sequence(const(f"<function={name}>\n"), *parameters, const("</function>")))
@@ -234,14 +236,20 @@ def _qwen3_coder(schemas: Schemas, parallel: bool, dialect: Dialect) -> Format |
 
 def _glm(schemas: Schemas, parallel: bool, dialect: Dialect) -> Format | None:
     gap = "\n" if "</arg_key>\n" in dialect.template else ""
-    opening = f"<arg_key>{{}}</arg_key>{gap}<arg_value>"
+    mark = dialect.mark
+
+    def opening(key: str) -> list[Format]:
+        value = [const(gap), mark("<arg_value>")] if gap else [mark("<arg_value>")]
+        return [mark("<arg_key>"), const(key), mark("</arg_key>"), *value]
+
+    closing = [mark("</arg_value>"), const(gap)] if gap else [mark("</arg_value>")]
     calls = []
     for name, schema in schemas.items():
-        parameters = xml_parameters(schema, opening, "</arg_value>", gap)
+        parameters = xml_parameters(schema, opening, closing)
         if parameters is None:
             return None
         calls.append(sequence(const(name + gap), *parameters))
-    begin, end = dialect.mark("<tool_call>"), dialect.mark("</tool_call>")
+    begin, end = mark("<tool_call>"), mark("</tool_call>")
     return repeated(sequence(begin, either(calls), end), gap, many=parallel)
 
 

@@ -20,11 +20,11 @@ NewId = Callable[[int, str, str], str]  # position among all calls, the tool's n
 _HINT: Final = """\
 # Tools
 
-You can call these functions, each described by a JSON object:
+You can call these functions:
 
 {tools}
 
-To call a function, write this and nothing else, once per call:
+To call one, write this and nothing else, once per call:
 
 {example}"""
 
