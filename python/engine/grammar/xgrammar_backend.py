@@ -56,7 +56,7 @@ class XgrammarBackend:
         self._special_ids = vocabulary.special_ids
         self._num_words = -(-len(vocabulary.tokens) // 32)
         self._info = xgrammar.TokenizerInfo(
-            vocabulary.tokens,
+            _spelled(vocabulary, found["vocab_type"]),
             vocab_type=found["vocab_type"],
             vocab_size=len(vocabulary.tokens),
             stop_token_ids=vocabulary.end_ids,
@@ -120,3 +120,17 @@ def _reason(error: Exception) -> str:
     words = str(error).strip().split("\n")[0]
     head, found, tail = words.partition(": ")
     return tail if found and head.startswith("[") and ".cc:" in head else words
+
+
+def _spelled(vocabulary: Vocabulary, kind: xgrammar.VocabType) -> list[str] | list[bytes]:
+    """The tokens, with a spelling for special ones that only their names can ask for.
+
+    xgrammar never allows a token without a text, and no text holds the byte 0xFF.
+    """
+    special = set(vocabulary.special_ids.values()).difference(vocabulary.end_ids)
+    tokens = vocabulary.tokens
+    if kind == xgrammar.VocabType.RAW:
+        return [b"\xff" if index in special else one.encode() for index, one in enumerate(tokens)]
+    is_byte_level = kind == xgrammar.VocabType.BYTE_LEVEL
+    no_text = "\N{LATIN SMALL LETTER Y WITH DIAERESIS}" if is_byte_level else "<0xFF>"
+    return [no_text if index in special else one for index, one in enumerate(tokens)]
