@@ -27,6 +27,7 @@ class Tokenize(msgspec.Struct, forbid_unknown_fields=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Any = None
 
 
 class Detokenize(msgspec.Struct, forbid_unknown_fields=True):
@@ -63,7 +64,7 @@ def _tokens(fields: Tokenize, server: Server) -> list[Any]:
             generates=fields.add_generation_prompt,
             continues=fields.continue_final_message,
         )
-        text = render_chat(server, plan_output(server.parsers, Wishes()), chat)
+        text = render_chat(server, plan_output(server.parsers, Wishes(tools=fields.tools)), chat)
         return server.tokenizer.encode_batch([text], add_special_tokens=False)[0]
     texts = fields.prompt if isinstance(fields.prompt, list) else [fields.prompt]
     if not all(isinstance(text, str) for text in texts):

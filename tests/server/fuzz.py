@@ -11,6 +11,14 @@ from typing import Any
 import httpx
 
 MESSAGE = {"role": "user", "content": "the fox"}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "strict": True,
+        "parameters": {"type": "object", "properties": {"a": {"enum": ["b", 1]}}},
+    },
+}
 SAMPLING: dict[str, Any] = {
     "max_new_tokens": 2,
     "min_new_tokens": 1,
@@ -81,6 +89,11 @@ BODIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             **OPENAI,
             "messages": [{"role": "system", "content": [{"type": "text", "text": "a"}]}, MESSAGE],
             "max_completion_tokens": 2,
+            "tools": [TOOL],
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+            "parallel_tool_calls": False,
+            "separate_reasoning": True,
+            "stream_reasoning": False,
             "logprobs": True,
             "top_logprobs": 2,
             "input_ids": [5, 6],
@@ -89,8 +102,6 @@ BODIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "chat_template_kwargs": {"a": 1},
             "continue_final_message": False,
             "add_generation_prompt": True,
-            "tools": [],
-            "tool_choice": "none",
         },
     ),
     "/v1/completions": (

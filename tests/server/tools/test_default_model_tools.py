@@ -148,6 +148,19 @@ def test_a_format_holds_for_the_answer_and_not_for_thoughts(thinker: Process) ->
         assert choice["message"]["reasoning_content"] is None
 
 
+def test_streams_agree_on_thoughts_and_answer(thinker: Process) -> None:
+    fields = {"response_format": SCHEMA, "max_thinking_tokens": 12, "max_tokens": 100, "seed": 2}
+    wanted = chat(thinker, **fields)["choices"][0]["message"]
+    body = {"messages": QUESTION, **fields, "stream": True}
+    got = {"content": "", "reasoning_content": ""}
+    for line in thinker.http.post("/v1/chat/completions", json=body).text.split("\n\n"):
+        if line.startswith("data: {"):
+            delta = json.loads(line[6:])["choices"][0]["delta"]
+            for field in got:
+                got[field] += delta.get(field) or ""
+    assert got == {field: wanted[field] for field in got}
+
+
 def test_required_calls_follow_thoughts(thinker: Process) -> None:
     fields = {"tools": TOOLS[1:], "tool_choice": "required", "max_thinking_tokens": 8}
     fields["parallel_tool_calls"] = False

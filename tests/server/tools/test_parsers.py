@@ -193,6 +193,8 @@ def result(pieces: list[Piece]) -> tuple[list[Any], str]:
         ("llama3", "<|python_tag|>print(1)", [], "<|python_tag|>print(1)"),
         ("pythonic", "[get_weather(city='Rom', days=true)]",
          [("get_weather", '{"city": "Rom", "days": true}')], ""),
+        ("pythonic", "[get_weather(city='a\nb\\\nc')]",
+         [("get_weather", '{"city": "a\\nbc"}')], ""),
         ("pythonic", "[get_weather(city=open('x'))]", [], "[get_weather(city=open('x'))]"),
         ("pythonic", "[get_weather('Rom')]", [], "[get_weather('Rom')]"),
         ("pythonic", "[get_weather(days=1e999)]", [], "[get_weather(days=1e999)]"),

@@ -39,23 +39,27 @@ def python_call(source: Source, prefix: str = "") -> Parsing[PythonCall | None]:
 
 
 def _parenthesised(source: Source) -> Parsing[str | None]:
-    """Consume from a bracket to the one that closes it, past those in strings."""
+    """Consume from a bracket to the one that closes it, past those in strings.
+
+    Line breaks in strings, which models write as they are, come out as Python spells them.
+    """
     depth, quote, escaped = 0, "", False
     parts: list[str] = []
     while True:
         for position, char in enumerate(source.text):
-            if escaped:
-                escaped = False
-            elif quote:
+            is_escaped, escaped = escaped, False
+            if quote and not is_escaped:
                 escaped = char == "\\"
                 quote = "" if char == quote else quote
-            elif char in "\"'":
+            elif not quote and char in "\"'":
                 quote = char
-            elif char in "([{)]}":
+            elif not quote and char in "([{)]}":
                 depth += 1 if char in "([{" else -1
                 if depth == 0:
-                    return "".join([*parts, source.take(position + 1)])
-        parts.append(source.take(len(source.text)))
+                    source.take(position + 1)
+                    return "".join([*parts, char])
+            parts.append("\\n" if char == "\n" and quote and not is_escaped else char)
+        source.take(len(source.text))
         if source.ended:
             return None
         yield None

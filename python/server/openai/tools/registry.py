@@ -43,6 +43,7 @@ _SIGNS: Final = (
     (("<tool_call>", "<parameter="), "qwen3_coder"),
     (("<tool_call>", '"arguments": '), "hermes"),
     (("<|tool_call_start|>",), "pythonic"),
+    (("<|tool_list_start|>",), "pythonic"),
     (("func_name1(",), "pythonic"),
     (("<|start_header_id|>", '"parameters": '), "llama3"),
 )
