@@ -160,6 +160,20 @@ def test_a_model_of_no_sense_makes_calls_that_validate(name: str, choice: str):
     assert finished >= 3
 
 
+def test_calls_are_a_list_where_their_own_format_cannot_say_what_the_schema_does():
+    rule = {"type": "string", "pattern": "^[a-c]{1,3}$"}
+    schema = {"type": "object", "properties": {"x": rule}, "required": ["x"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    for name in ("qwen3_coder", "glm47"):
+        one = output(name, [], tools=[tool], tool_choice="required")
+        vocabulary = Vocabulary([])
+        text = '[{"name": "f", "parameters": {"x": "abc"}}]'
+        assert vocabulary.accepts(tag(one), text)
+        assert not vocabulary.accepts(tag(one), text.replace("abc", "abd"))
+        assert calls(pieces(one, text)) == [("f", '{"x": "abc"}')]
+        assert calls(pieces(one, text[:-1])) == [("f", '{"x": "abc"}')]
+
+
 def test_only_one_call_where_parallel_calls_are_forbidden():
     two = FORMATS["hermes"].render("", [("now", {}), ("now", {})], "")
     vocabulary = Vocabulary([])
