@@ -86,8 +86,7 @@ def create_app(
             config.api.tool_call_parser,
             config.api.reasoning_parser,
             chat_template,
-            [tokenizer.token_of(one) or "" for one in tokenizer.special_ids],
-            tokenizer.decode,
+            tokenizer,
         ),
     )
     server.batches = Batches(server, config.batches)

@@ -64,7 +64,8 @@ def _tokens(fields: Tokenize, server: Server) -> list[Any]:
             generates=fields.add_generation_prompt,
             continues=fields.continue_final_message,
         )
-        text = render_chat(server, plan_output(server.parsers, Wishes(tools=fields.tools)), chat)
+        plan = plan_output(server.parsers, Wishes(tools=fields.tools), server.openai.limits)
+        text = render_chat(server, plan, chat)
         return server.tokenizer.encode_batch([text], add_special_tokens=False)[0]
     texts = fields.prompt if isinstance(fields.prompt, list) else [fields.prompt]
     if not all(isinstance(text, str) for text in texts):

@@ -59,7 +59,9 @@ def prepare_message(body: Any, server: Server, rid: str) -> Prepared:
         namespace=namespace,
         received_ts=received_ts,
     )
-    prompt = chat_prompt(server, plan_output(server.parsers, Wishes()), _chat(fields))
+    prompt = chat_prompt(
+        server, plan_output(server.parsers, Wishes(), server.openai.limits), _chat(fields)
+    )
     engine_request = make_request(context, rid, prompt.ids, sampling, options)
     reply_options = MessageOptions(id=message_id, model=model, max_tokens=fields.max_tokens)
     reply = MessageReply(reply_options, make_splitter())
@@ -91,5 +93,7 @@ def _count(body: Any, server: Server) -> int:
     server.note_ignored(ignored)
     server.check_model(fields.model)
     splitter_factory(answer_wishes(fields))
-    text = render_chat(server, plan_output(server.parsers, Wishes()), _chat(fields))
+    text = render_chat(
+        server, plan_output(server.parsers, Wishes(), server.openai.limits), _chat(fields)
+    )
     return len(server.tokenizer.encode_batch([text], add_special_tokens=False)[0])

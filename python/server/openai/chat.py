@@ -107,7 +107,7 @@ def prepare_chat(body: Any, server: Server, rid: str) -> Prepared:
         fields, server.config.api.stream_response_default_include_usage
     )
     priority, namespace = parse_scheduling(fields, context)
-    plan = plan_output(server.parsers, _wishes(fields))
+    plan = plan_output(server.parsers, _wishes(fields), context.limits)
     prompt = _prompt(fields, server, plan)
     output = plan.for_prompt(prompt.text, sampling, prompt.continued)
     options = RequestOptions(

@@ -1,7 +1,7 @@
 """What a chat's answer is made of, and how it is read: the same for every API with chats.
 
     parsers = Parsers.of(...)                      # once per server
-    plan = plan_output(server.parsers, wishes)     # from a body, in the shapes of chat completions
+    plan = plan_output(parsers, wishes, limits)    # from a body, in the shapes of chat completions
     chat = plan.chat(messages)                     # what the chat template is given
     output = plan.for_prompt(prompt, sampling)     # what is sampled, under which grammar
     splitter = output.splitter()                   # one per sample
@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from trunkline.engine.messages import GrammarSpec
-from trunkline.engine.validation import ParsedSampling, RequestError, is_int, shown
+from trunkline.engine.validation import Limits, ParsedSampling, RequestError, is_int, shown
 from trunkline.server.openai.parsers import Parsers
 from trunkline.server.openai.reasoning.constraint import (
     Thinking,
@@ -27,7 +27,6 @@ from trunkline.server.openai.reasoning.constraint import (
     format_of,
     structural_tag,
 )
-from trunkline.server.openai.reasoning.meter import ReasoningMeter
 from trunkline.server.openai.reasoning.think import ThinkSplitter
 from trunkline.server.openai.special_text import Strip, Stripped
 from trunkline.server.openai.splitting import OutputSplitter
@@ -60,7 +59,7 @@ class Chat:
     tools: Sequence[Mapping[str, Any]]
 
 
-def plan_output(parsers: Parsers, wishes: Wishes) -> OutputPlan:
+def plan_output(parsers: Parsers, wishes: Wishes, limits: Limits) -> OutputPlan:
     """Check what a body asks of the answer.
 
     Raises:
@@ -92,6 +91,7 @@ def plan_output(parsers: Parsers, wishes: Wishes) -> OutputPlan:
         separate_reasoning=wishes.separate_reasoning is not False,
         stream_reasoning=wishes.stream_reasoning is not False,
         max_thinking_tokens=limit,
+        max_grammar_chars=limits.max_grammar_chars,
     )
 
 
@@ -104,6 +104,7 @@ class OutputPlan:
     separate_reasoning: bool
     stream_reasoning: bool
     max_thinking_tokens: int | None
+    max_grammar_chars: int
 
     def chat(self, messages: Sequence[Message]) -> Chat:
         """The chat as this model's template takes it.
@@ -154,6 +155,12 @@ class OutputPlan:
                 thinking = "possible"
         found, parser = self._constraint(sampling.grammar, thinking)
         grammar = sampling.grammar if found is None else structural_tag(found)
+        if grammar is not None and len(grammar.text) > self.max_grammar_chars:
+            raise RequestError(
+                f"the grammar of tools, format and reasoning may have {self.max_grammar_chars} "
+                f"characters, it has {len(grammar.text)}: send fewer or smaller schemas.",
+                "tools" if self.tools is not None else "response_format",
+            )
         stripped = self._stripped(parser, sampling)
         params = sampling.sampling
         if stripped is not None:
@@ -257,7 +264,7 @@ class Output:
             None if self.stripped is None else Strip(self.stripped),
             think,
             None if parser is None else parser(_calls(plan.tools)),
-            meter=ReasoningMeter(ends, plan.parsers.decode) if has_reasoning else None,
+            meter=plan.parsers.meter(ends) if has_reasoning else None,
             separate=plan.separate_reasoning,
             hold_reasoning=not plan.stream_reasoning,
         )

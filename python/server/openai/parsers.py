@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from trunkline.server.openai.reasoning import registry as reasoning_registry
-from trunkline.server.openai.reasoning.meter import Decode
+from trunkline.server.openai.reasoning.meter import ReasoningMeter
 from trunkline.server.openai.reasoning.think import Tags
 from trunkline.server.openai.special_text import SpecialTexts
 from trunkline.server.openai.tools import registry as tool_registry
@@ -17,6 +17,7 @@ from trunkline.server.openai.tools.gpt_oss import GptOssParser
 from trunkline.server.openai.tools.history import NewId, numbered_id, short_id
 from trunkline.server.openai.tools.kimi_k2 import KimiK2Parser
 from trunkline.server.openai.tools.mistral import MistralParser
+from trunkline.server.token_text import Tokenizer
 
 AUTO: Final = "auto"
 NONE: Final = "none"
@@ -43,7 +44,7 @@ class Parsers:
     `tools` and `reasoning` are None where calls and reasoning are not told from content; with
     `is_harmony` the parser of calls takes reasoning apart too. `call_ids` gives ids of calls in a
     chat the form that the model knows. `example` shows a call to a model whose template does not
-    take tools. `special` are the model's special tokens; `decode` turns ids into text.
+    take tools. `special` are the model's special tokens.
     """
 
     tool_name: str
@@ -57,7 +58,7 @@ class Parsers:
     example: str | None
     dialect: Dialect
     special: SpecialTexts
-    decode: Decode
+    tokenizer: Tokenizer
 
     @classmethod
     def of(
@@ -65,8 +66,7 @@ class Parsers:
         tool_name: str,
         reasoning_name: str,
         template: Template,
-        special: Iterable[str],
-        decode: Decode,
+        tokenizer: Tokenizer,
     ) -> Parsers:
         """The parsers of a model.
 
@@ -74,8 +74,7 @@ class Parsers:
             tool_name: a name, `auto` or `none`.
             reasoning_name: a name, `auto` or `none`.
             template: the model's.
-            special: the texts of its special tokens.
-            decode: turns ids into text.
+            tokenizer: the model's.
         """
         if tool_name == AUTO:
             found = tool_registry.detect(template.text)
@@ -85,7 +84,7 @@ class Parsers:
             reasoning_name = reasoning_registry.detect(template.text) or NONE
         is_harmony = reasoning_registry.HARMONY in (tool_name, reasoning_name)
         parser = GptOssParser if is_harmony else tool_registry.PARSERS.get(tool_name)
-        specials = SpecialTexts(special)
+        specials = SpecialTexts(tokenizer.token_of(one) or "" for one in tokenizer.special_ids)
         return cls(
             tool_name=tool_name,
             reasoning_name=reasoning_name,
@@ -100,5 +99,11 @@ class Parsers:
             example=None if parser is None else parser.example,
             dialect=Dialect(special=specials.texts, template=template.text),
             special=specials,
-            decode=decode,
+            tokenizer=tokenizer,
         )
+
+    def meter(self, end_marks: Sequence[str]) -> ReasoningMeter:
+        """What counts one sample's reasoning tokens, which end with the first of these marks."""
+        encoded = self.tokenizer.encode_batch(list(end_marks), add_special_tokens=False)
+        ids = frozenset(one[0] for one in encoded if len(one) == 1)
+        return ReasoningMeter(end_marks, ids, self.tokenizer.decode)

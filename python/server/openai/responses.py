@@ -122,7 +122,7 @@ def prepare_response(body: Any, server: Server, rid: str) -> Prepared:
     )
     prompt = fitting_prompt(
         server,
-        plan_output(server.parsers, Wishes()),
+        plan_output(server.parsers, Wishes(), server.openai.limits),
         Conversation(messages=messages, variables=template_variables(fields)),
         max_new_tokens=sampling.sampling.max_new_tokens,
         may_drop=fields.truncation == "auto",
@@ -198,7 +198,7 @@ def _count(body: Any, server: Server) -> int:
     splitter_factory(_wishes(fields))
     _, messages = _conversation(fields, server)
     chat = Conversation(messages=messages, variables=template_variables(fields))
-    return count_prompt(server, plan_output(server.parsers, Wishes()), chat)
+    return count_prompt(server, plan_output(server.parsers, Wishes(), server.openai.limits), chat)
 
 
 async def get_response(request: Request) -> Response:

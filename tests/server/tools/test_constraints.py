@@ -8,12 +8,13 @@ from typing import Any
 
 import jsonschema
 import pytest
+from tests.server.fake_engine import ByteTokenizer
 from tests.server.tools.formats import FORMATS, SCENARIOS
 from tests.server.tools.grammars import Vocabulary
 from tests.server.tools.test_parsers import calls, content, joined
 
 from trunkline.engine.messages import GrammarSpec, SamplingParams
-from trunkline.engine.validation import ParsedSampling, RequestError
+from trunkline.engine.validation import Limits, ParsedSampling, RequestError
 from trunkline.server.openai.output import Output, Wishes, plan_output
 from trunkline.server.openai.parsers import Parsers
 from trunkline.server.openai.pieces import Content, Piece, Reasoning
@@ -59,6 +60,9 @@ LIKE_TEMPLATES = [
 ]  # fmt: skip
 
 
+LIMITS = Limits(vocab_size=300, context_length=512)
+
+
 class Template:
     takes_tools = True
 
@@ -66,8 +70,18 @@ class Template:
         self.text = text
 
 
-def decode(ids: list[int], skip_special_tokens: bool = True) -> str:
-    return bytes(one for one in ids if one < 256).decode(errors="replace")
+class Tokenizer(ByteTokenizer):
+    """Bytes, and special tokens from 1,000 on."""
+
+    def __init__(self, special: list[str]) -> None:
+        self.names = dict(enumerate(special, 1000))
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return frozenset(self.names)
+
+    def token_of(self, token_id: int) -> str | None:
+        return self.names.get(token_id)
 
 
 def output(
@@ -82,8 +96,8 @@ def output(
     if special is None:
         special = list(PARSERS[form.parser].markers)
     template = Template(TEMPLATES.get(name, ""))
-    parsers = Parsers.of(form.parser, reasoning, template, special, decode)
-    plan = plan_output(parsers, Wishes(**wishes))
+    parsers = Parsers.of(form.parser, reasoning, template, Tokenizer(special))
+    plan = plan_output(parsers, Wishes(**wishes), LIMITS)
     return plan.for_prompt(prompt, ParsedSampling(SamplingParams(), 1, None, 1, grammar))
 
 
@@ -296,3 +310,11 @@ def test_special_tokens_are_seen_only_where_marks_are_special():
     assert calls(found) == [("now", '{"x": ""}')]
     assert output("mistral_list", ["<s>"], tools=TOOLS).sampling.sampling.skip_special_tokens
     assert output("mistral_list", special).sampling.sampling.skip_special_tokens
+
+
+def test_grammars_have_a_limit():
+    schema = {"type": "object", "properties": {"x": {"enum": ["x" * LIMITS.max_grammar_chars]}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    with pytest.raises(RequestError, match="characters"):
+        output("hermes", tools=[tool], tool_choice="required")
+    assert output("hermes", tools=[tool]).sampling.grammar is None

@@ -6,6 +6,7 @@ import pytest
 from tests.server.tools.test_parsers import chunkings, joined
 
 from trunkline.server.openai.pieces import Content, Piece, Reasoning
+from trunkline.server.openai.reasoning.meter import ReasoningMeter
 from trunkline.server.openai.reasoning.registry import PARSERS, detect
 from trunkline.server.openai.reasoning.think import Tags, ThinkSplitter
 
@@ -113,3 +114,30 @@ def test_prompts_that_end_inside_reasoning():
 )
 def test_the_parser_comes_from_the_template(template: str, name: str | None):
     assert detect(template) == name
+
+
+class Decoder:
+    """Bytes, and the end tag as the token 300; counts how often it is asked."""
+
+    asked = 0
+
+    def __call__(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        self.asked += 1
+        return b"".join(b"</think>" if one == 300 else bytes([one]) for one in ids).decode()
+
+
+@pytest.mark.parametrize("is_token", [False, True])
+def test_reasoning_tokens_are_counted_up_to_the_end_tag(is_token: bool):
+    ids = [*b"<think>Hm.", *([300] if is_token else b"</think>"), *b"Yes, </think> indeed."]
+    decoder = Decoder()
+    meter = ReasoningMeter(["</think>"], frozenset({300} if is_token else {}), decoder)
+    assert meter.tokens(ids[:4]) == 0
+    meter.see([Reasoning("Hm")])
+    assert meter.tokens(ids[:9]) == 9
+    meter.see([Reasoning("."), Content("Y")])
+    wanted = ids.index(300) + 1 if is_token else len("<think>Hm.</think>")
+    assert meter.tokens(ids) == wanted
+    asked = decoder.asked
+    assert asked <= (0 if is_token else 8)
+    assert meter.tokens([*ids, 1, 2]) == wanted
+    assert decoder.asked == asked

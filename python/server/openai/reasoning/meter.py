@@ -20,8 +20,10 @@ class ReasoningMeter:
     Told what the splitter found, it needs to look for the end of the reasoning only once.
     """
 
-    def __init__(self, end_marks: Sequence[str], decode: Decode) -> None:
+    def __init__(self, end_marks: Sequence[str], end_ids: frozenset[int], decode: Decode) -> None:
+        """Count up to the first of the marks; `end_ids` are those that are single tokens."""
         self._end_marks = end_marks
+        self._end_ids = end_ids
         self._decode = decode
         self._has_reasoning = False
         self._has_ended = False
@@ -42,7 +44,8 @@ class ReasoningMeter:
         if not self._has_ended:
             return len(ids)
         if self._count is None:
-            self._count = _shortest(ids, self._is_past)
+            known = next((n for n, one in enumerate(ids, 1) if one in self._end_ids), None)
+            self._count = _shortest(ids, self._is_past) if known is None else known
         return self._count
 
     def _is_past(self, ids: list[int]) -> bool:

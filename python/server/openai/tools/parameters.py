@@ -9,6 +9,8 @@ from trunkline.server.openai.tools.json_text import parsed, written
 
 _PYTHON_WORDS: Final[Mapping[str, bool | None]] = {"True": True, "False": False, "None": None}
 
+_MAX_DEPTH: Final = 8  # of rules that name rules
+
 
 def argument(schema: Mapping[str, Any], key: str, text: str) -> str:
     """The JSON text of the argument `key`, given as text.
@@ -31,19 +33,31 @@ def argument(schema: Mapping[str, Any], key: str, text: str) -> str:
 def _kinds(schema: Mapping[str, Any], key: str) -> set[str]:
     """The types that a schema names for a property; empty where it names none."""
     properties = schema.get("properties")
-    return set(_named(properties.get(key))) if isinstance(properties, Mapping) else set()
+    if not isinstance(properties, Mapping):
+        return set()
+    return set(_named(properties.get(key), schema, _MAX_DEPTH))
 
 
-def _named(schema: Any) -> Iterator[str]:
-    if not isinstance(schema, Mapping):
+def _named(rule: Any, schema: Mapping[str, Any], depth: int) -> Iterator[str]:
+    """Types that a rule of a schema names itself, by its values, or by other rules."""
+    if not isinstance(rule, Mapping) or depth == 0:
         return
-    kind = schema.get("type")
-    yield from [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else []
-    for value in [schema["const"]] if "const" in schema else schema.get("enum") or []:
+    kinds = rule.get("type")
+    yield from (kind for kind in _listed(kinds) or [kinds] if isinstance(kind, str))
+    for value in [rule["const"]] if "const" in rule else _listed(rule.get("enum")):
         yield _kind(value)
     for word in ("anyOf", "oneOf", "allOf"):
-        for one in schema.get(word) or []:
-            yield from _named(one)
+        for one in _listed(rule.get(word)):
+            yield from _named(one, schema, depth - 1)
+    match str(rule.get("$ref")).split("/"):
+        case ["#", "$defs" | "definitions" as place, name]:
+            shared = schema.get(place)
+            if isinstance(shared, Mapping):
+                yield from _named(shared.get(name), schema, depth - 1)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _kind(value: Any) -> str:
