@@ -212,7 +212,7 @@ class OutputPlan:
         both = [one for one in (calls, answer) if one is not None]
         found = either(both) if both else None
         if parsers.reasoning is not None:
-            found = after_thoughts(parsers.reasoning, thinking, found, limit)
+            found = after_thoughts(parsers.dialect, parsers.reasoning, thinking, found, limit)
         return (None if found is answer else found), parser
 
     def _format(self, spec: GrammarSpec) -> Format:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import openai
+import pydantic
 import pytest
 from tests.server.fake_engine import FakeEngine
 from tests.server.live import Live
@@ -131,6 +133,30 @@ def test_the_sdk_puts_streams_together(hermes: Live):
         {"city": "Köln"},
     )
     assert final.choices[0].finish_reason == "tool_calls"
+
+
+class get_weather(pydantic.BaseModel):
+    """The weather."""
+
+    city: str
+
+
+def test_the_sdk_parses_calls_of_strict_tools(hermes: Live):
+    client = openai.OpenAI(base_url=f"{hermes.url}/v1", api_key="none")
+    tool = openai.pydantic_function_tool(get_weather)
+    messages = [{"role": "user", "content": "hi"}]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `metadata` is not what the SDK's own type foresees
+        parsed = client.chat.completions.parse(model="default", messages=messages, tools=[tool])
+    [call] = parsed.choices[0].message.tool_calls
+    assert call.function.parsed_arguments == get_weather(city="Köln")
+    assert hermes.engine.submitted[-1].grammar is not None
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    made = {"id": call.id, "type": "function", "function": function}
+    again = [*messages, {"role": "assistant", "tool_calls": [made]}]
+    again.append({"role": "tool", "tool_call_id": call.id, "content": "sunny"})
+    client.chat.completions.create(model="default", messages=again, tools=[tool])
+    assert '"arguments": {"city": "Köln"}' in prompt(hermes)
 
 
 def test_without_tools_or_with_none_text_stays_text(hermes: Live):

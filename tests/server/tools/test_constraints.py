@@ -264,6 +264,16 @@ def test_a_constraint_begins_after_reasoning():
     assert closed.sampling.grammar is ANSWER
 
 
+def test_marks_of_reasoning_may_be_special_tokens():
+    marks = ["[THINK]", "[/THINK]"]
+    vocabulary = Vocabulary(marks)
+    text = tag(output("mistral_list", marks, "mistral", grammar=ANSWER, max_thinking_tokens=3))
+    for fine in ('{"a": 1}', '[THINK]Hm.[/THINK]\n{"a": 1}', '[THINK][/THINK]{"a": 1}'):
+        assert vocabulary.accepts(text, fine), fine
+    for bad in ('[THINK]Hm..[/THINK]{"a": 1}', "[THINK]Hm.[/THINK]Yes", "Hm."):
+        assert not vocabulary.accepts(text, bad), bad
+
+
 def test_calls_after_reasoning():
     one = output("hermes", [], "qwen3", "<think>\n", tools=TOOLS, tool_choice="required")
     call = FORMATS["hermes"].render("", [("now", {})], "")

@@ -44,11 +44,12 @@ def structural_tag(found: Format) -> GrammarSpec:
 
 
 def after_thoughts(
-    tags: Tags, thinking: Thinking, answer: Format | None, limit: int | None
+    dialect: Dialect, tags: Tags, thinking: Thinking, answer: Format | None, limit: int | None
 ) -> Format | None:
     """What an output may be, reasoning included.
 
     Args:
+        dialect: how the model writes.
         tags: how reasoning is marked.
         thinking: what the output begins with.
         answer: what the answer must be; None: anything.
@@ -59,15 +60,20 @@ def after_thoughts(
     """
     if thinking == "none" or (answer is None and limit is None):
         return answer
-    thoughts: Format = {"type": "any_text", "excludes": [tags.end]}
+    thoughts = _without(tags.end, dialect)
     if limit is not None:
         thoughts["max_tokens"] = limit
     rest = _ANY if answer is None else sequence(_SPACE, answer)
-    whole = sequence(thoughts, const(tags.end), rest)
+    whole = sequence(thoughts, dialect.mark(tags.end), rest)
     if thinking == "open":
         return whole
-    without = {"type": "any_text", "excludes": [tags.begin]} if answer is None else answer
-    return either([sequence(_SPACE, const(tags.begin), whole), without])
+    without = _without(tags.begin, dialect) if answer is None else answer
+    return either([sequence(_SPACE, dialect.mark(tags.begin), whole), without])
+
+
+def _without(mark: str, dialect: Dialect) -> Format:
+    """Any text without a mark; text never spells a special token."""
+    return {"type": "any_text", "excludes": [] if mark in dialect.special else [mark]}
 
 
 def after_analysis(

@@ -46,6 +46,11 @@ def check_calls(messages: Sequence[Message]) -> None:
         if calls is not None:
             known.update(_call_ids(message, calls, f"{name}.tool_calls"))
         answered = message.get("tool_call_id")
+        if answered is not None and not isinstance(answered, str):
+            raise RequestError(
+                f"{name}.tool_call_id must be a string, got {shown(answered)}.",
+                f"{name}.tool_call_id",
+            )
         if message["role"] == "tool" and answered is not None and answered not in known:
             raise RequestError(
                 f"{name}.tool_call_id is {shown(answered)}, which no call before it has.",
