@@ -124,8 +124,8 @@ class OutputPlan:
             return Chat(messages=messages, tools=self.tools.tools)
         if parsers.example is None:
             raise RequestError(
-                "the model's chat template does not take tools, and they cannot be described for "
-                "--tool-call-parser as it is: use hermes.",
+                "the model's chat template does not take tools: start the server with a "
+                "--tool-call-parser, so that they can be described to it.",
                 "tools",
             )
         return Chat(messages=with_hint(messages, self.tools.tools, parsers.example), tools=())

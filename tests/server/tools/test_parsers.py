@@ -12,6 +12,7 @@ from tests.server.tools.formats import FORMATS, SCENARIOS, SCHEMAS
 
 from trunkline.server.openai.pieces import Arguments, Content, Piece, Reasoning, ToolCall
 from trunkline.server.openai.tools.base import CallParser, Calls
+from trunkline.server.openai.tools.json_list import JsonListParser
 from trunkline.server.openai.tools.registry import PARSERS
 
 
@@ -227,3 +228,12 @@ def test_a_harmony_answer_has_reasoning_and_content():
             ToolCall(0, "call_0", "now"),
             Arguments(0, "{}"),
         ]
+
+
+@pytest.mark.parametrize("kind", [*dict.fromkeys(PARSERS.values()), JsonListParser])
+def test_the_example_is_a_call(kind: type[CallParser]):
+    schema = {"properties": {"key": {"type": "string"}}}
+    splitter = kind(Calls(schemas={"function_name": schema}))
+    pieces = joined([*splitter.feed(kind.example), *splitter.end()])
+    assert calls(pieces) == [("function_name", '{"key": "value"}')]
+    assert content(pieces) == ""

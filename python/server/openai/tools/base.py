@@ -45,8 +45,8 @@ class CallParser(ABC):
     # Markers that end reasoning too: models leave the end tag out before a call.
     interrupts_reasoning: ClassVar[tuple[str, ...]] = ()
 
-    # How a call looks, for models whose chat template does not say; None: it must say so itself.
-    example: ClassVar[str | None] = None
+    # How a call looks, for models whose chat template does not say.
+    example: ClassVar[str]
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls

@@ -30,6 +30,7 @@ class GlmParser(CallParser):
     """Reads `<tool_call>f<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`."""
 
     markers = (_BEGIN, _END, _KEY, _KEY_END, _VALUE, _VALUE_END)
+    example = f"{_BEGIN}function_name{_KEY}key{_KEY_END}{_VALUE}value{_VALUE_END}{_END}"
 
     def _parse(self, source: Source) -> Parsing[None]:
         while not self._is_full and (yield from until(source, (_BEGIN,), self._content)):

@@ -40,6 +40,10 @@ class GptOssParser(CallParser):
     """Reads `<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>`."""
 
     markers = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _CALL, _RETURN)
+    example = (
+        f"{_CHANNEL}commentary to=functions.function_name {_CONSTRAIN}json{_MESSAGE}"
+        f'{{"key": "value"}}{_CALL}'
+    )
 
     def _parse(self, source: Source) -> Parsing[None]:
         if (yield from starts_with(source, _TO)):  # the prompt holds what comes before

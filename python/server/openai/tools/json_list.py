@@ -13,6 +13,8 @@ from trunkline.server.openai.tools.base import CallParser
 class JsonListParser(CallParser):
     """Reads `[{"name": "f", "parameters": {}}]`."""
 
+    example = '[{"name": "function_name", "parameters": {"key": "value"}}]'
+
     def _parse(self, source: Source) -> Parsing[None]:
         source.record()
         yield from skip_space(source)

@@ -27,6 +27,10 @@ class KimiK2Parser(CallParser):
 
     markers = (_BEGIN, _END, _CALL_BEGIN, _CALL_END, _ARGUMENTS)
     interrupts_reasoning = (_BEGIN,)
+    example = (
+        f"{_BEGIN}{_CALL_BEGIN}functions.function_name:0{_ARGUMENTS}"
+        f'{{"key": "value"}}{_CALL_END}{_END}'
+    )
 
     def _parse(self, source: Source) -> Parsing[None]:
         while not self._is_full and (

@@ -20,6 +20,7 @@ class Llama3Parser(CallParser):
     """Reads `{"name": "f", "parameters": {}}`."""
 
     markers = (_TAG,)
+    example = '{"name": "function_name", "parameters": {"key": "value"}}'
 
     def _parse(self, source: Source) -> Parsing[None]:
         yield from self._content((yield from skip_space(source)))

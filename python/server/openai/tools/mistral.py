@@ -29,6 +29,7 @@ class MistralParser(CallParser):
 
     markers = (_CALLS, _ID, _ARGUMENTS)
     interrupts_reasoning = (_CALLS,)
+    example = f'{_CALLS}[{{"name": "function_name", "arguments": {{"key": "value"}}}}]'
 
     def _parse(self, source: Source) -> Parsing[None]:
         while not self._is_full and (yield from until(source, (_CALLS,), self._content)):

@@ -20,6 +20,7 @@ class PythonicParser(CallParser):
     """Reads `[f(key="value")]`."""
 
     markers = (*_STARTS, *_ENDS)
+    example = '[function_name(key="value")]'
 
     def _parse(self, source: Source) -> Parsing[None]:
         marks = (*_STARTS, "[")

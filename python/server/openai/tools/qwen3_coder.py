@@ -30,6 +30,10 @@ class Qwen3CoderParser(CallParser):
     """Reads `<tool_call><function=f><parameter=key>value</parameter></function></tool_call>`."""
 
     markers = (_BEGIN, _END)
+    example = (
+        f"{_BEGIN}\n{_FUNCTION}function_name>\n{_PARAMETER}key>\nvalue\n{_PARAMETER_END}\n"
+        f"{_FUNCTION_END}\n{_END}"
+    )
 
     def _parse(self, source: Source) -> Parsing[None]:
         while not self._is_full and (
