@@ -72,6 +72,7 @@ def test_the_answer_has_exactly_these_rows(live: Live):
             "cache_read_input_tokens": tokens // 2,
             "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
             "output_tokens": 12,
+            "output_tokens_details": {"thinking_tokens": 0},
             "service_tier": "standard",
         },
     }
@@ -293,6 +294,10 @@ def test_keys():
             client.messages.create(model=MODEL, max_tokens=9, messages=HI)
 
 
+TOOL = {"name": "f", "input_schema": {"type": "object"}}
+FORMAT = {"type": "json_schema", "schema": {}}
+
+
 def block(**fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [fields]}]}
 
@@ -343,7 +348,13 @@ def block(**fields: Any) -> dict[str, Any]:
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
         ({"thinking": {"type": "banana"}}, "thinking.type"),
         ({"thinking": 5}, "thinking"),
-        ({"tools": [{"name": "f", "input_schema": {}}]}, "tools are not supported"),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name must be"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name"),
+        ({"tools": [{**TOOL, "strict": 1}]}, "tools[0].strict"),
+        (
+            {"tools": [{"name": "f", "input_schema": {"type": "array"}}]},
+            "tools[0].input_schema.type must be",
+        ),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "'bash_20250124'"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ({"tools": [{"input_schema": {}}]}, "tools[0].name"),
@@ -351,10 +362,13 @@ def block(**fields: Any) -> dict[str, Any]:
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice"),
         ({"tool_choice": "auto"}, "tool_choice"),
-        (
-            {"output_config": {"format": {"type": "json_schema", "schema": {}}}},
-            "output_config.format",
-        ),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice names 'g'"),
+        ({"tools": [TOOL], "tool_choice": {"type": "any"}, "output_format": FORMAT}, "tool_choice"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+        ({"output_config": {"format": {"type": "banana"}}}, "output_config.format.type"),
+        ({"output_config": {"format": FORMAT}, "output_format": FORMAT}, "two names"),
+        ({"output_config": {"format": FORMAT}, "regex": "a"}, "output_config.format and regex"),
+        ({"response_format": {"type": "json_object"}}, "response_format is not supported"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -17,9 +17,9 @@ from tests.server.scripted import CALL, SAY, THINK, WITH, MarkSplitter
 from tests.server.test_messages import message, message_events
 from tests.server.test_responses import create, typed_events
 
-from trunkline.server.anthropic import messages
 from trunkline.server.config import ApiOptions, ServerConfig
-from trunkline.server.openai import responses
+from trunkline.server.openai.output import Output
+from trunkline.server.openai.splitting import OutputSplitter
 
 SCRIPT = f'{THINK}hm, é{SAY}I look.{CALL}get{WITH}{{"at": "Zürich"}}{CALL}now{WITH}{{}}'
 HI: list[Any] = [{"role": "user", "content": "hi"}]
@@ -28,8 +28,8 @@ HI: list[Any] = [{"role": "user", "content": "hi"}]
 @pytest.fixture(scope="module")
 def scripted() -> Iterator[Live]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (responses, messages):
-            patch.setattr(module, "splitter_factory", lambda wishes: MarkSplitter)
+        splitter = lambda output: OutputSplitter(think=MarkSplitter())  # noqa: E731
+        patch.setattr(Output, "splitter", splitter)
         with Live(FakeEngine(answer=lambda prompt, sample: SCRIPT)) as server:
             yield server
 

@@ -253,6 +253,8 @@ def test_without_truncation_long_inputs_are_refused(live: Live):
 
 
 USER = {"role": "user", "content": "x"}
+TOOL = {"type": "function", "name": "f"}
+JSON_OBJECT = {"type": "json_object"}
 CALL_OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "x"}
 
 
@@ -299,15 +301,27 @@ CALL_OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "x"}
         ({"metadata": {"a" * 65: "x"}}, "metadata"),
         ({"metadata": {"a": "x" * 513}}, "metadata"),
         ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
-        ({"tools": [{"type": "function", "name": "f", "parameters": {}}]}, "tools"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name"),
+        ({"tools": [{**TOOL, "strict": 1}]}, "tools[0].strict"),
+        ({"tools": [{**TOOL, "parameters": {"type": "array"}}]}, "tools[0].parameters.type"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": 5}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
         ({"tool_choice": {"type": "banana"}}, "tool_choice"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, "text.format"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        (
+            {"tools": [TOOL], "tool_choice": "required", "text": {"format": JSON_OBJECT}},
+            "tool_choice",
+        ),
+        ({"text": {"format": {"type": "banana"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}, "x": 1}}}, "text.format"),
+        ({"text": {"format": JSON_OBJECT}, "regex": "a"}, "text.format"),
+        ({"response_format": JSON_OBJECT}, "response_format"),
         ({"conversation": "c"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),

@@ -9,16 +9,23 @@ import msgspec
 
 from trunkline.engine.native_request import RequestContext
 from trunkline.engine.validation import ParsedSampling, RequestError, is_int, shown
-from trunkline.server.openai.answer_rules import AnswerWishes
 from trunkline.server.openai.fields import CommonFields, parse_fields, parse_sampling
+from trunkline.server.openai.output import Wishes
+from trunkline.server.openai.parsers import Parsers
+from trunkline.server.openai.translation import chat_format, unread_keys
 
 UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "n": (1,),
+    "response_format": (),
     "stream_options": ({},),
     "container": (),
     "mcp_servers": ([],),
 }
 _THINKING: Final = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
+# Of `cache_control` there is nothing to tell: prefixes are cached anyway.
+_TOOL_KEYS: Final = frozenset(
+    ("type", "name", "description", "input_schema", "strict", "cache_control")
+)
 _TOOL_CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -37,6 +44,7 @@ class MessageFields(CommonFields, kw_only=True):
     stop_sequences: Any = None
     thinking: dict[str, Any] | None = None
     output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = None
     tools: Any = None
     tool_choice: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -56,8 +64,16 @@ def parse_message_fields(body: Any) -> tuple[MessageFields, list[str]]:
         if fields.stop is not None:
             raise RequestError("stop and stop_sequences exclude each other.", "stop_sequences")
         fields.stop = fields.stop_sequences
-    ignored += [f"thinking.{name}" for name in fields.thinking or {} if name != "type"]
-    return fields, ignored
+    config = fields.output_config
+    if fields.output_format is not None:
+        if config is not None and config.format is not None:
+            raise RequestError(
+                "output_format and output_config.format are two names for one thing: send one.",
+                "output_format",
+            )
+        config = OutputConfig(format=fields.output_format)
+    fields.response_format = None if config is None else chat_format(config.format)
+    return fields, ignored + unread_keys(fields.tools, _TOOL_KEYS)
 
 
 def parse_message_sampling(fields: MessageFields, context: RequestContext) -> ParsedSampling:
@@ -100,8 +116,20 @@ def template_variables(fields: MessageFields) -> dict[str, Any]:
     return variables | (fields.chat_template_kwargs or {})
 
 
-def answer_wishes(fields: MessageFields) -> AnswerWishes:
-    """Tools and format in the shapes of chat completions.
+def without_effect(fields: MessageFields, parsers: Parsers) -> list[str]:
+    """What of `thinking` has no effect on this model."""
+    has_effect = {"type", "budget_tokens"} if _has_budget(fields, parsers) else {"type"}
+    return [f"thinking.{name}" for name in fields.thinking or {} if name not in has_effect]
+
+
+def _has_budget(fields: MessageFields, parsers: Parsers) -> bool:
+    """Whether `thinking.budget_tokens` bounds anything: the model is told to think, and does."""
+    is_told = fields.thinking is not None and fields.thinking.get("type") != "disabled"
+    return is_told and (parsers.reasoning is not None or parsers.is_harmony)
+
+
+def answer_wishes(fields: MessageFields, parsers: Parsers) -> Wishes:
+    """What the body asks of the answer, in the shapes of chat completions.
 
     Raises:
         RequestError: one of them is malformed, or a tool is Anthropic's own.
@@ -113,12 +141,12 @@ def answer_wishes(fields: MessageFields) -> AnswerWishes:
     parallel = None
     if isinstance(choice, dict) and choice.get("disable_parallel_tool_use") is not None:
         parallel = not choice["disable_parallel_tool_use"]
-    return AnswerWishes(
+    budget = (fields.thinking or {}).get("budget_tokens")
+    return Wishes(
         tools=[_chat_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)],
         tool_choice=_chat_tool_choice(choice),
         parallel_tool_calls=parallel,
-        response_format=_chat_format(fields.output_config),
-        format_name="output_config.format",
+        max_thinking_tokens=budget if _has_budget(fields, parsers) else None,
     )
 
 
@@ -154,10 +182,3 @@ def _chat_tool_choice(choice: Any) -> str | dict[str, Any] | None:
         f"got {shown(choice)}.",
         "tool_choice",
     )
-
-
-def _chat_format(config: OutputConfig | None) -> dict[str, Any] | None:
-    if config is None or config.format is None or config.format.get("type") != "json_schema":
-        return None if config is None else config.format
-    schema = config.format.get("schema")
-    return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,15 +17,23 @@ from trunkline.server.anthropic.fields import (
     parse_message_fields,
     parse_message_sampling,
     template_variables,
+    without_effect,
 )
 from trunkline.server.anthropic.history import chat_messages, is_prefill
 from trunkline.server.anthropic.reply import MessageOptions, MessageReply
 from trunkline.server.http import json_response, read_json
-from trunkline.server.openai.answer_rules import splitter_factory
 from trunkline.server.openai.fields import parse_scheduling
-from trunkline.server.openai.output import Wishes, plan_output
-from trunkline.server.openai.prompt import Conversation, chat_prompt, render_chat
+from trunkline.server.openai.output import OutputPlan, plan_output
+from trunkline.server.openai.prompt import Conversation, chat_prompt, count_chat
+from trunkline.server.openai.translation import client_words
 from trunkline.server.state import Server, offload, server_of
+
+_WORDS: Final = {
+    "max_thinking_tokens": "thinking.budget_tokens",
+    r"response_format(\.json_schema)?": "output_config.format",
+    r"(tools\[\d+\])\.function": r"\1",
+    r"(tools\[\d+\])\.parameters": r"\1.input_schema",
+}
 
 
 async def create_message(request: Request) -> ASGIApp:
@@ -43,8 +51,13 @@ def prepare_message(body: Any, server: Server, rid: str) -> Prepared:
     Raises:
         RequestError: a field is wrong, or the prompt too long.
     """
-    received_ts = time.time()
     fields, ignored = parse_message_fields(body)
+    with client_words(_WORDS):
+        return _prepare(fields, ignored, server, rid)
+
+
+def _prepare(fields: MessageFields, ignored: list[str], server: Server, rid: str) -> Prepared:
+    received_ts = time.time()
     fields.n = 1  # whatever the server's own defaults say
     context = server.openai
     model = server.check_model(fields.model)
@@ -52,21 +65,26 @@ def prepare_message(body: Any, server: Server, rid: str) -> Prepared:
     rid = message_id if fields.rid is None else parse_rid(fields.rid, context.limits)
     sampling = parse_message_sampling(fields, context)
     priority, namespace = parse_scheduling(fields, context)
-    make_splitter = splitter_factory(answer_wishes(fields))
+    plan = _plan(fields, server)
     options = RequestOptions(
         stream=bool(fields.stream),
         priority=priority,
         namespace=namespace,
         received_ts=received_ts,
     )
-    prompt = chat_prompt(
-        server, plan_output(server.parsers, Wishes(), server.openai.limits), _chat(fields)
-    )
-    engine_request = make_request(context, rid, prompt.ids, sampling, options)
+    prompt = chat_prompt(server, plan, _chat(fields))
+    output = plan.for_prompt(prompt.text, sampling, prompt.continued)
+    engine_request = make_request(context, rid, prompt.ids, output.sampling, options)
     reply_options = MessageOptions(id=message_id, model=model, max_tokens=fields.max_tokens)
-    reply = MessageReply(reply_options, make_splitter())
+    reply = MessageReply(reply_options, output.splitter())
+    ignored += without_effect(fields, server.parsers)
     job = Job(rid=rid, requests=[engine_request], stream=options.stream, ignored=ignored)
     return Prepared(job, reply, reply)
+
+
+def _plan(fields: MessageFields, server: Server) -> OutputPlan:
+    wishes = answer_wishes(fields, server.parsers)
+    return plan_output(server.parsers, wishes, server.openai.limits)
 
 
 def _chat(fields: MessageFields) -> Conversation:
@@ -92,8 +110,5 @@ def _count(body: Any, server: Server) -> int:
     fields, ignored = parse_message_fields(body)
     server.note_ignored(ignored)
     server.check_model(fields.model)
-    splitter_factory(answer_wishes(fields))
-    text = render_chat(
-        server, plan_output(server.parsers, Wishes(), server.openai.limits), _chat(fields)
-    )
-    return len(server.tokenizer.encode_batch([text], add_special_tokens=False)[0])
+    with client_words(_WORDS):
+        return count_chat(server, _plan(fields, server), _chat(fields))

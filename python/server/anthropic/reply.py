@@ -12,7 +12,7 @@ from trunkline.server.anthropic.errors import error_envelope
 from trunkline.server.errors import Failure, describe
 from trunkline.server.http import named_event_frames
 from trunkline.server.openai import rows
-from trunkline.server.openai.pieces import Splitter
+from trunkline.server.openai.splitting import OutputSplitter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class MessageOptions:
 class MessageReply:
     """One message as it grows; both the reply of a job and the style of its events."""
 
-    def __init__(self, options: MessageOptions, splitter: Splitter) -> None:
+    def __init__(self, options: MessageOptions, splitter: OutputSplitter) -> None:
         self._options = options
         self._splitter = splitter
         self._writer = ContentWriter()
@@ -37,10 +37,10 @@ class MessageReply:
         self._writer.feed(self._splitter.feed(sample.text))
         self._finish()
         message = {**self._head(), "content": self._writer.blocks, **self._ending(sample)}
-        return {**message, "usage": message_usage(streams)}
+        return {**message, "usage": self._usage(streams)}
 
     def opening(self, streams: Sequence[Stream]) -> list[object]:
-        nothing = {"stop_reason": None, "stop_sequence": None, "usage": message_usage(streams)}
+        nothing = {"stop_reason": None, "stop_sequence": None, "usage": self._usage(streams)}
         message = {**self._head(), "content": [], **nothing}
         return [{"type": "message_start", "message": message}, {"type": "ping"}]
 
@@ -56,7 +56,7 @@ class MessageReply:
         delta = {
             "type": "message_delta",
             "delta": self._ending(sample),
-            "usage": message_usage(streams),
+            "usage": self._usage(streams),
         }
         return [*events, delta, {"type": "message_stop"}]
 
@@ -72,6 +72,10 @@ class MessageReply:
 
     def _finish(self) -> list[Event]:
         return self._writer.feed(self._splitter.end()) + self._writer.close()
+
+    def _usage(self, streams: Sequence[Stream]) -> dict[str, Any]:
+        [sample] = streams[0].samples
+        return message_usage(streams, self._splitter.reasoning_tokens(sample.output_ids))
 
     def _head(self) -> dict[str, Any]:
         options = self._options
@@ -98,7 +102,7 @@ class MessageReply:
         return {"stop_reason": reason, "stop_sequence": sequence}
 
 
-def message_usage(streams: Sequence[Stream]) -> dict[str, Any]:
+def message_usage(streams: Sequence[Stream], thinking_tokens: int) -> dict[str, Any]:
     """Token counts so far, in Anthropic's words: `input_tokens` are those that no cache held."""
     usage: Any = rows.usage(streams)
     cached = usage["prompt_tokens_details"]["cached_tokens"]
@@ -108,5 +112,6 @@ def message_usage(streams: Sequence[Stream]) -> dict[str, Any]:
         "cache_read_input_tokens": cached,
         "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
         "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"thinking_tokens": thinking_tokens},
         "service_tier": "standard",
     }

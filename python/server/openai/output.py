@@ -184,8 +184,7 @@ class OutputPlan:
             if tools.must_call:
                 if spec is not None:
                     raise RequestError(
-                        "tool_choice requires a call: it excludes response_format and other "
-                        "constraints.",
+                        "tool_choice requires a call: it excludes a format and other constraints.",
                         "tool_choice",
                     )
                 calls, parser = required_calls(parser, tools, parsers.dialect)

@@ -54,6 +54,15 @@ def chat_prompt(server: Server, plan: OutputPlan, chat: Conversation) -> Prompt:
     )
 
 
+def count_chat(server: Server, plan: OutputPlan, chat: Conversation) -> int:
+    """The number of tokens of a chat's prompt, however long.
+
+    Raises:
+        RequestError: a message is malformed, or the template refuses the chat.
+    """
+    return len(server.tokenizer.encode_batch([render_chat(server, plan, chat)], False)[0])
+
+
 def render_chat(server: Server, plan: OutputPlan, chat: Conversation) -> str:
     """The text of a chat's prompt, to be encoded without special tokens.
 

@@ -24,15 +24,13 @@ from trunkline.server.answer import (
 )
 from trunkline.server.http import json_response, read_json
 from trunkline.server.openai import background
-from trunkline.server.openai.answer_rules import AnswerWishes, splitter_factory
 from trunkline.server.openai.event_log import EventLog
 from trunkline.server.openai.fields import parse_fields, parse_sampling, parse_scheduling
-from trunkline.server.openai.output import Wishes, plan_output
-from trunkline.server.openai.prompt import Conversation
+from trunkline.server.openai.output import OutputPlan, Wishes, plan_output
+from trunkline.server.openai.prompt import Conversation, count_chat
 from trunkline.server.openai.responses_fields import (
     UNSUPPORTED,
     ResponseFields,
-    TextOptions,
     check_fields,
     echoed_fields,
     template_variables,
@@ -41,12 +39,18 @@ from trunkline.server.openai.responses_fields import (
 from trunkline.server.openai.responses_input import Item, chat_messages, parse_input
 from trunkline.server.openai.responses_reply import ResponseOptions, ResponseReply
 from trunkline.server.openai.responses_store import StoredResponse
-from trunkline.server.openai.responses_tools import chat_format, chat_tool_choice, chat_tools
-from trunkline.server.openai.truncation import count_prompt, fitting_prompt
+from trunkline.server.openai.responses_tools import TOOL_KEYS, chat_tool_choice, chat_tools
+from trunkline.server.openai.translation import chat_format, client_words, unread_keys
+from trunkline.server.openai.truncation import fitting_prompt
 from trunkline.server.state import Server, offload, server_of
 
 _PAGE: Final = (1, 100, 20)  # least, most and default items of a page
 _LONG_BYTES: Final = 1 << 20  # a conversation that is taken up again counts as a long body
+_WORDS: Final = {
+    "messages": "input",
+    r"response_format(\.json_schema)?": "text.format",
+    r"(tools\[\d+\])\.function": r"\1",
+}
 
 
 async def create_response(request: Request) -> ASGIApp:
@@ -100,9 +104,13 @@ def prepare_response(body: Any, server: Server, rid: str) -> Prepared:
     Raises:
         RequestError: a field is wrong, something it refers to is gone, or the prompt is too long.
     """
+    fields, ignored = _fields(body)
+    with client_words(_WORDS):
+        return _prepare(fields, ignored, server, rid)
+
+
+def _prepare(fields: ResponseFields, ignored: list[str], server: Server, rid: str) -> Prepared:
     received_ts = time.time()
-    fields, ignored = parse_fields(body, ResponseFields, UNSUPPORTED)
-    check_fields(fields)
     fields.n = 1  # whatever the server's own defaults say
     context = server.openai
     model = server.check_model(fields.model)
@@ -110,7 +118,7 @@ def prepare_response(body: Any, server: Server, rid: str) -> Prepared:
     rid = response_id if fields.rid is None else parse_rid(fields.rid, context.limits)
     sampling = parse_sampling(fields, context, ("max_output_tokens", fields.max_output_tokens))
     priority, namespace = parse_scheduling(fields, context)
-    make_splitter = splitter_factory(_wishes(fields))
+    plan = _plan(fields, server)
     is_stored = _is_stored(fields, server)
     items, messages = _conversation(fields, server)
     options = RequestOptions(
@@ -122,21 +130,31 @@ def prepare_response(body: Any, server: Server, rid: str) -> Prepared:
     )
     prompt = fitting_prompt(
         server,
-        plan_output(server.parsers, Wishes(), server.openai.limits),
+        plan,
         Conversation(messages=messages, variables=template_variables(fields)),
         max_new_tokens=sampling.sampling.max_new_tokens,
         may_drop=fields.truncation == "auto",
     )
-    engine_request = make_request(context, rid, prompt.ids, sampling, options)
+    output = plan.for_prompt(prompt.text, sampling)
+    engine_request = make_request(context, rid, prompt.ids, output.sampling, options)
     reply_options = ResponseOptions(
         id=response_id,
         created_at=int(received_ts),
         echoed=echoed_fields(fields, model, sampling, is_stored),
         input_items=items,
     )
-    reply = ResponseReply(server, reply_options, make_splitter())
+    reply = ResponseReply(server, reply_options, output.splitter())
     job = Job(rid=rid, requests=[engine_request], stream=options.stream, ignored=ignored)
     return Prepared(job, reply, reply)
+
+
+def _fields(body: Any) -> tuple[ResponseFields, list[str]]:
+    """The typed body, checked, and the names of what has no effect."""
+    fields, ignored = parse_fields(body, ResponseFields, UNSUPPORTED)
+    check_fields(fields)
+    if fields.text is not None:
+        fields.response_format = chat_format(fields.text.format)
+    return fields, ignored + unread_keys(fields.tools, TOOL_KEYS)
 
 
 def _conversation(fields: ResponseFields, server: Server) -> tuple[list[Item], list[Any]]:
@@ -153,14 +171,13 @@ def _items_of(chain: Sequence[StoredResponse]) -> list[Item]:
     return [item for entry in chain for item in (*entry.inputs(), *entry.response()["output"])]
 
 
-def _wishes(fields: ResponseFields) -> AnswerWishes:
-    return AnswerWishes(
+def _plan(fields: ResponseFields, server: Server) -> OutputPlan:
+    wishes = Wishes(
         tools=chat_tools(fields.tools),
         tool_choice=chat_tool_choice(fields.tool_choice),
         parallel_tool_calls=fields.parallel_tool_calls,
-        response_format=chat_format((fields.text or TextOptions()).format),
-        format_name="text.format",
     )
+    return plan_output(server.parsers, wishes, server.openai.limits)
 
 
 def _is_stored(fields: ResponseFields, server: Server) -> bool:
@@ -191,14 +208,13 @@ async def count_input_tokens(request: Request) -> Response:
 
 
 def _count(body: Any, server: Server) -> int:
-    fields, ignored = parse_fields(body, ResponseFields, UNSUPPORTED)
+    fields, ignored = _fields(body)
     server.note_ignored(ignored)
-    check_fields(fields)
     server.check_model(fields.model)
-    splitter_factory(_wishes(fields))
-    _, messages = _conversation(fields, server)
-    chat = Conversation(messages=messages, variables=template_variables(fields))
-    return count_prompt(server, plan_output(server.parsers, Wishes(), server.openai.limits), chat)
+    with client_words(_WORDS):
+        _, messages = _conversation(fields, server)
+        chat = Conversation(messages=messages, variables=template_variables(fields))
+        return count_chat(server, _plan(fields, server), chat)
 
 
 async def get_response(request: Request) -> Response:

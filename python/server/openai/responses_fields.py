@@ -28,6 +28,7 @@ _MAX_METADATA: Final = (16, 64, 512)  # pairs, characters of a key and of a valu
 UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "n": (1,),
     "max_tokens": (),
+    "response_format": (),
     "conversation": (),
     "prompt": (),
     "context_management": ([],),

@@ -78,21 +78,31 @@ class OutputWriter:
     """Turns the pieces of one sample into items and events.
 
     Events have no sequence number yet. Log-probs of tokens wait for the message that they belong
-    to: text may be held back, and a splitter does not say which tokens made a piece.
+    to: text may be held back, and a splitter does not say which tokens made a piece, only how many
+    at the beginning are reasoning.
     """
 
     def __init__(self) -> None:
         self._done: list[Event] = []
         self._open: _Item | None = None
         self._pending: list[Any] = []
+        self._num_scored = 0
+        self._num_reasoning = 0
 
     def items(self) -> list[Event]:
         """All items as they are now."""
         return [*self._done, *([self._open.item("in_progress")] if self._open else [])]
 
-    def feed(self, pieces: Iterable[Piece], logprobs: Sequence[Any] = ()) -> list[Event]:
-        """Take pieces, and the log-probs of the tokens that came with them."""
+    def feed(
+        self, pieces: Iterable[Piece], logprobs: Sequence[Any] = (), num_reasoning: int = 0
+    ) -> list[Event]:
+        """Take pieces, and the log-probs of the tokens that came with them.
+
+        `num_reasoning` is how many of all tokens so far are reasoning.
+        """
         self._pending += logprobs
+        self._num_scored += len(logprobs)
+        self._num_reasoning = num_reasoning
         events: list[Event] = []
         for piece in pieces:
             match piece:
@@ -111,7 +121,7 @@ class OutputWriter:
         events: list[Event] = []
         if self._open is None and not self._done:
             events += self._switch("message")
-        if self._open is not None and self._open.kind == "message" and self._pending:
+        if self._open is not None and self._open.kind == "message" and self._scored():
             events += self._delta(self._open, "")
         return events + self._close(status)
 
@@ -132,10 +142,16 @@ class OutputWriter:
         item.texts.append(text)
         event = {"type": f"{_DELTA[item.kind]}.delta", **item.place(), "delta": text}
         if item.kind == "message":
-            event["logprobs"] = self._pending
+            event["logprobs"] = self._scored()
             item.logprobs += self._pending
             self._pending = []
         return [event]
+
+    def _scored(self) -> list[Any]:
+        """The log-probs that wait, without those of reasoning."""
+        first = self._num_scored - len(self._pending)
+        self._pending = self._pending[max(self._num_reasoning - first, 0) :]
+        return self._pending
 
     def _switch(self, kind: str, call: ToolCall | None = None) -> list[Event]:
         """Close the open item and begin another."""

@@ -16,9 +16,9 @@ from trunkline.server.http import named_event_frames
 from trunkline.server.openai import rows
 from trunkline.server.openai.event_log import EventLog
 from trunkline.server.openai.logprobs import chat_logprobs
-from trunkline.server.openai.pieces import Splitter
 from trunkline.server.openai.responses_output import Event, OutputWriter
 from trunkline.server.openai.responses_store import StoredResponse
+from trunkline.server.openai.splitting import OutputSplitter
 from trunkline.server.state import Server
 
 
@@ -46,7 +46,7 @@ class ResponseOptions:
 class ResponseReply:
     """One response as it grows; both the reply of a job and the style of its events."""
 
-    def __init__(self, server: Server, options: ResponseOptions, splitter: Splitter) -> None:
+    def __init__(self, server: Server, options: ResponseOptions, splitter: OutputSplitter) -> None:
         self._texts = server.token_texts
         self._store = server.responses
         self._options = options
@@ -71,7 +71,7 @@ class ResponseReply:
     def whole(self, streams: Sequence[Stream]) -> object:
         self._keep(streams)
         [sample] = streams[0].samples
-        self._take(sample.text, sample.output_ids, sample.output_logprobs)
+        self._take(sample, sample.text, sample.output_ids, sample.output_logprobs)
         self._finish(streams)
         return self.snapshot()
 
@@ -84,7 +84,7 @@ class ResponseReply:
     def events(self, prompt: int, stream: Stream, updates: Iterable[Update]) -> list[object]:
         events: list[Event] = []
         for update in updates:
-            events += self._take(update.text, update.token_ids, update.logprobs)
+            events += self._take(update.sample, update.text, update.token_ids, update.logprobs)
         return self._numbered(events)
 
     def closing(self, streams: Sequence[Stream]) -> list[object]:
@@ -135,22 +135,31 @@ class ResponseReply:
             **self._options.echoed,
         }
 
-    def _take(self, text: str, ids: Sequence[int], logprobs: Logprobs | None) -> list[Event]:
+    def _take(
+        self, sample: Sample, text: str, ids: Sequence[int], logprobs: Logprobs | None
+    ) -> list[Event]:
         scored = chat_logprobs(ids, logprobs, self._texts)
         entries: Any = [] if scored is None else scored["content"]
-        return self._writer.feed(self._splitter.feed(text), entries)
+        pieces = self._splitter.feed(text)
+        return self._writer.feed(pieces, entries, self._reasoning_tokens(sample))
 
     def _finish(self, streams: Sequence[Stream]) -> list[Event]:
         [sample] = streams[0].samples
         status, details = _ending(sample)
-        events = self._writer.feed(self._splitter.end())
+        pieces = self._splitter.end()
+        events = self._writer.feed(pieces, num_reasoning=self._reasoning_tokens(sample))
         events += self._writer.close("completed" if status == "completed" else "incomplete")
         self._end(status, incomplete_details=details)
         return events
 
+    def _reasoning_tokens(self, sample: Sample) -> int:
+        return self._splitter.reasoning_tokens(sample.output_ids)
+
     def _end(self, status: str, **outcome: Any) -> None:
         self._status = status
-        self._outcome |= {**outcome, "usage": response_usage(self._streams)}
+        samples = [stream.samples[0] for stream in self._streams]
+        reasoning = sum(map(self._reasoning_tokens, samples))
+        self._outcome |= {**outcome, "usage": response_usage(self._streams, reasoning)}
         if status == "completed":
             self._outcome["completed_at"] = int(time.time())
         if self._entry is not None:
@@ -192,9 +201,9 @@ def _ending(sample: Sample) -> tuple[str, dict[str, str] | None]:
     return "cancelled", None
 
 
-def response_usage(streams: Sequence[Stream]) -> dict[str, Any]:
+def response_usage(streams: Sequence[Stream], reasoning_tokens: int) -> dict[str, Any]:
     """Token counts in the words of this endpoint; what was not cached was written to the cache."""
-    usage: Any = rows.usage(streams)
+    usage: Any = rows.usage(streams, reasoning_tokens)
     cached = usage["prompt_tokens_details"]["cached_tokens"]
     return {
         "input_tokens": usage["prompt_tokens"],

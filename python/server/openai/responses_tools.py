@@ -1,10 +1,12 @@
-"""Tools and formats of `/v1/responses` in the shapes of chat completions."""
+"""Tools of `/v1/responses` in the shapes of chat completions."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from trunkline.engine.validation import RequestError, shown
+
+TOOL_KEYS: Final = frozenset(("type", "name", "description", "parameters", "strict"))
 
 
 def chat_tools(tools: Any) -> list[dict[str, Any]]:
@@ -28,32 +30,41 @@ def _chat_tool(tool: Any, name: str) -> dict[str, Any]:
         )
     if not isinstance(tool.get("name"), str):
         raise RequestError(f"{name}.name must be a string.", f"{name}.name")
-    fields = ("name", "description", "parameters", "strict")
-    function = {field: tool[field] for field in fields if tool.get(field) is not None}
+    fields = TOOL_KEYS - {"type"}
+    function = {name: value for name, value in tool.items() if name in fields and value is not None}
     return {"type": "function", "function": function}
 
 
 def chat_tool_choice(choice: Any) -> str | dict[str, Any] | None:
-    """`tool_choice`, with the name of a function nested.
+    """`tool_choice`, with the names of functions nested.
 
     Raises:
-        RequestError: it is none of none, auto, required and a function.
+        RequestError: it is none of none, auto, required, a function and allowed tools.
     """
     if choice is None or choice in ("none", "auto", "required"):
         return choice  # type: ignore[no-any-return]
-    is_function = isinstance(choice, dict) and choice.get("type") == "function"
-    if is_function and isinstance(choice.get("name"), str):
-        return {"type": "function", "function": {"name": choice["name"]}}
+    match choice:
+        case {"type": "function", "name": str(name)}:
+            return _named(name)
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": [*tools]}:
+            names = [_name(tool) for tool in tools]
+            if names and None not in names:
+                allowed = {"mode": mode, "tools": [_named(name) for name in names]}
+                return {"type": "allowed_tools", "allowed_tools": allowed}
     raise RequestError(
-        'tool_choice must be "none", "auto", "required" or {"type": "function", "name": ...}, '
+        'tool_choice must be "none", "auto", "required", {"type": "function", "name": ...} or '
+        '{"type": "allowed_tools", "mode": "auto" or "required", "tools": [...]}, '
         f"got {shown(choice)}.",
         "tool_choice",
     )
 
 
-def chat_format(text_format: dict[str, Any] | None) -> dict[str, Any] | None:
-    """`text.format` as `response_format`: a schema's fields are nested there."""
-    if text_format is None or text_format.get("type") != "json_schema":
-        return text_format
-    schema = {name: value for name, value in text_format.items() if name != "type"}
-    return {"type": "json_schema", "json_schema": schema}
+def _name(tool: Any) -> str | None:
+    match tool:
+        case {"type": "function", "name": str(name)}:
+            return name
+    return None
+
+
+def _named(name: str | None) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}

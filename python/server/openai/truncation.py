@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from trunkline.engine.validation import RequestError
 from trunkline.server.openai.output import OutputPlan
-from trunkline.server.openai.prompt import Conversation, Prompt, chat_prompt, render_chat
+from trunkline.server.openai.prompt import Conversation, Prompt, chat_prompt
 from trunkline.server.state import Server
 
 
@@ -34,8 +33,7 @@ def fitting_prompt(
 
     def prompt(first: int) -> Prompt:
         kept = replace(chat, messages=[*messages[:head], *messages[first:]])
-        with _named_input():
-            return chat_prompt(server, plan, kept)
+        return chat_prompt(server, plan, kept)
 
     head = next((n for n, one in enumerate(messages) if not _is_system(one)), len(messages))
     if not may_drop:
@@ -69,26 +67,3 @@ def fitting_prompt(
 
 def _is_system(message: Mapping[str, Any]) -> bool:
     return message["role"] in ("system", "developer")
-
-
-def count_prompt(server: Server, plan: OutputPlan, chat: Conversation) -> int:
-    """The number of tokens of a prompt, however long.
-
-    Raises:
-        RequestError: the template refuses the chat.
-    """
-    with _named_input():
-        text = render_chat(server, plan, chat)
-    return len(server.tokenizer.encode_batch([text], add_special_tokens=False)[0])
-
-
-@contextlib.contextmanager
-def _named_input() -> Iterator[None]:
-    """Errors about `messages` speak of `input`: clients know no messages here."""
-    try:
-        yield
-    except RequestError as error:
-        if error.param != "messages":
-            raise
-        words = error.message.replace("messages", "input", 1)
-        raise RequestError(words, "input", error.status, error.code) from error

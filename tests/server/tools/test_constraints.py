@@ -290,7 +290,7 @@ def test_tools_and_a_response_format_allow_either():
     assert vocabulary.accepts(text, call)
     assert vocabulary.accepts(text, '{"a": 1}')
     assert not vocabulary.accepts(text, "Hello")
-    with pytest.raises(RequestError, match="excludes response_format"):
+    with pytest.raises(RequestError, match="excludes a format"):
         output("hermes", grammar=ANSWER, tools=TOOLS, tool_choice="required")
 
 

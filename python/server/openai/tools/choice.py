@@ -87,7 +87,9 @@ def _functions(tools: Any) -> dict[str, Mapping[str, Any]]:
         _check_function(function, f"{path}.function")
         name = function["name"]
         if name in functions:
-            raise RequestError(f"{path}.function.name {name!r} is there twice.", path)
+            raise RequestError(
+                f"{path}.function.name {name!r} is there twice.", f"{path}.function.name"
+            )
         functions[name] = function
     return functions
 
