@@ -16,12 +16,27 @@ from trunkline.engine.validation import RequestError
 from trunkline.server.answer import Prepared
 from trunkline.server.openai.chat import prepare_chat
 from trunkline.server.openai.completions import prepare_completion
+from trunkline.server.openai.responses import prepare_response
 from trunkline.server.state import Server
+
+
+def prepare_response_line(body: Any, server: Server, rid: str) -> Prepared:
+    """A response of a batch: it is only stored if its body says so, lest others have to make room.
+
+    Raises:
+        RequestError: as for any response, or it asks for the background, where it is already.
+    """
+    if body.get("background"):
+        raise RequestError("background must not be true in a batch.", "background")
+    store = False if body.get("store") is None else body["store"]
+    return prepare_response({**body, "store": store}, server, rid)
+
 
 # Endpoint -> how the body of a line becomes work. An endpoint becomes usable in batches here.
 LINE_KINDS: Final[Mapping[str, Callable[[Any, Server, str], Prepared]]] = {
     "/v1/chat/completions": prepare_chat,
     "/v1/completions": prepare_completion,
+    "/v1/responses": prepare_response_line,
 }
 MAX_LINES: Final = 50_000
 MAX_ID_CHARS: Final = 512

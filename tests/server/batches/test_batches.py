@@ -113,6 +113,37 @@ def test_a_batch_from_start_to_end(client: openai.Client, live: Live) -> None:
     )
 
 
+def test_responses_in_a_batch(client: openai.Client, live: Live) -> None:
+    bodies: list[dict[str, Any]] = [
+        {"input": "hi"},
+        {"input": "hi", "store": True},
+        {"input": "hi", "background": True},
+        {"input": [{"role": "user", "content": 5}]},
+        {"input": "hi", "max_output_tokens": 3},
+    ]
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/responses", "body": body}
+        for number, body in enumerate(bodies)
+    ]
+    batch = wait(client, start(client, jsonl(lines), "/v1/responses"))
+    assert batch.status == "completed"
+    output = lines_of(client, batch.output_file_id)
+    assert [line["custom_id"] for line in output] == ["0", "1", "4"]
+    first, stored, short = (line["response"]["body"] for line in output)
+    assert first["output"][0]["content"][0]["text"] == "Hello world"
+    assert (first["store"], stored["store"]) == (False, True)
+    assert live.http.get(f"/v1/responses/{first['id']}").status_code == 404
+    assert live.http.get(f"/v1/responses/{stored['id']}").json() == stored
+    assert (short["status"], short["usage"]["output_tokens"]) == ("incomplete", 3)
+    errors = lines_of(client, batch.error_file_id)
+    params = [line["response"]["body"]["error"]["param"] for line in errors]
+    assert params == ["background", "input[0].content"]
+    assert batch.usage is not None
+    usages = [line["response"]["body"]["usage"] for line in output]
+    assert batch.usage.input_tokens == sum(one["input_tokens"] for one in usages)
+    assert batch.usage.output_tokens == sum(one["output_tokens"] for one in usages)
+
+
 def test_the_async_client(live: Live) -> None:
     async def main() -> None:
         async with openai.AsyncClient(base_url=f"{live.url}/v1", api_key="None") as client:

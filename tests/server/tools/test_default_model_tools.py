@@ -81,6 +81,53 @@ def test_a_named_call_whole_and_streamed(default_server: Process) -> None:
     assert [list(call) for call in got[1:]] == [["index", "function"]] * (len(got) - 1)
 
 
+def streamed(server: Process, path: str, body: Any) -> list[Any]:
+    """The events of a stream whose events have names."""
+    response = server.http.post(path, json={**body, "stream": True})
+    assert response.status_code == 200, response.text
+    return [json.loads(one.split("data: ", 1)[1]) for one in response.text.split("\n\n") if one]
+
+
+def post(server: Process, path: str, body: Any) -> Any:
+    response = server.http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "tag"}])
+def test_calls_of_responses(default_server: Process, choice: Any) -> None:
+    tools = [{"type": "function", "name": name, "parameters": SCHEMAS[name]} for name in SCHEMAS]
+    body = {"input": "Weather?", "tools": tools, "tool_choice": choice, "temperature": 0}
+    body["parallel_tool_calls"] = False
+    body["max_output_tokens"] = 100
+    answer = post(default_server, "/v1/responses", body)
+    assert answer["status"] == "completed"
+    [item] = answer["output"]
+    assert item["type"] == "function_call"
+    jsonschema.validate(json.loads(item["arguments"]), SCHEMAS[item["name"]])
+    events = streamed(default_server, "/v1/responses", body)
+    kind = "response.function_call_arguments.delta"
+    deltas = [event["delta"] for event in events if event["type"] == kind]
+    assert "".join(deltas) == item["arguments"]
+    result = {"type": "function_call_output", "call_id": item["call_id"], "output": "sun"}
+    more = {"input": [result], "previous_response_id": answer["id"], "max_output_tokens": 5}
+    assert post(default_server, "/v1/responses", more)["output"][0]["type"] == "message"
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "tag"}])
+def test_calls_of_messages(default_server: Process, choice: Any) -> None:
+    tools = [{"name": name, "input_schema": SCHEMAS[name]} for name in SCHEMAS]
+    body = {"messages": QUESTION, "tools": tools, "max_tokens": 100, "temperature": 0}
+    body["tool_choice"] = {**choice, "disable_parallel_tool_use": True}
+    answer = post(default_server, "/v1/messages", body)
+    assert answer["stop_reason"] == "tool_use"
+    [block] = answer["content"]
+    jsonschema.validate(block["input"], SCHEMAS[block["name"]])
+    events = streamed(default_server, "/v1/messages", body)
+    deltas = [one["delta"] for one in events if one["type"] == "content_block_delta"]
+    assert json.loads("".join(delta["partial_json"] for delta in deltas)) == block["input"]
+
+
 def test_a_schema_that_no_grammar_can_be_made_of_is_refused(default_server: Process) -> None:
     parameters = {"type": "object", "properties": {"x": {"type": "nonsense"}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
@@ -167,3 +214,32 @@ def test_required_calls_follow_thoughts(thinker: Process) -> None:
     [choice] = chat(thinker, **fields, max_tokens=120, seed=3, temperature=1.0)["choices"]
     assert check(choice) >= 1
     assert choice["message"]["reasoning_content"]
+
+
+def test_formats_and_budgets_of_the_other_apis(thinker: Process) -> None:
+    wanted = SCHEMA["json_schema"]
+    body = {"input": "Weather?", "text": {"format": {"type": "json_schema", **wanted}}}
+    fields = {"max_output_tokens": 60, "chat_template_kwargs": {"enable_thinking": False}}
+    answer = post(thinker, "/v1/responses", {**body, **fields})
+    [item] = answer["output"]
+    assert json.loads(item["content"][0]["text"])["a"] in (1, 2)
+
+    output = {"format": {"type": "json_schema", "schema": wanted["schema"]}}
+    body = {"messages": QUESTION, "output_config": output, "max_tokens": 100, "temperature": 1.0}
+    body["thinking"] = {"type": "enabled", "budget_tokens": 8}
+    for seed in range(3):
+        answer = post(thinker, "/v1/messages", {**body, "seed": seed})
+        thoughts, text = answer["content"]
+        assert thoughts["type"] == "thinking"
+        assert json.loads(text["text"])["a"] in (1, 2)
+        thinking = answer["usage"]["output_tokens_details"]["thinking_tokens"]
+        assert 0 < thinking <= 8 + len("</think>")
+    body["thinking"] = {"type": "disabled"}
+    [text] = post(thinker, "/v1/messages", body)["content"]
+    assert json.loads(text["text"])["a"] in (1, 2)
+
+
+def test_large_budgets_are_taken(thinker: Process) -> None:
+    body = {"messages": QUESTION, "max_tokens": 10}
+    body["thinking"] = {"type": "enabled", "budget_tokens": 31999}
+    assert post(thinker, "/v1/messages", body)["content"][0]["type"] == "thinking"
