@@ -111,7 +111,7 @@ BODIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "/v1/responses": (
         {"input": "the fox", "max_output_tokens": 2},
         {
-            **{name: value for name, value in OPENAI.items() if name != "n"},
+            **{name: OPENAI[name] for name in OPENAI if name not in ("n", "response_format")},
             "input": [
                 {"role": "system", "content": "a"},
                 {"type": "reasoning", "summary": [], "content": []},
@@ -128,8 +128,8 @@ BODIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "reasoning": {"effort": "low", "summary": None},
             "text": {"format": {"type": "text"}, "verbosity": "low"},
             "stream_options": {"include_obfuscation": True},
-            "tools": [],
-            "tool_choice": "auto",
+            "tools": [{"type": "function", **TOOL["function"]}],
+            "tool_choice": {"type": "function", "name": "f"},
         },
     ),
     "/v1/messages": (
@@ -150,8 +150,8 @@ BODIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "stop_sequences": ["zzz"],
             "thinking": {"type": "enabled", "budget_tokens": 1024},
             "output_config": {"effort": "low"},
-            "tool_choice": {"type": "auto"},
-            "tools": [],
+            "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+            "tools": [{"name": "f", "input_schema": TOOL["function"]["parameters"]}],
             "stream": True,
             "temperature": 0.5,
             "top_k": 5,

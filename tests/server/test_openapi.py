@@ -20,8 +20,9 @@ from trunkline.engine import native_request, validation
 from trunkline.engine.validation import Limits, RequestError, parse_sampling_params
 from trunkline.server import operations
 from trunkline.server.openapi import bodies, openapi_document
-from trunkline.server.openapi.fields import nullable, sampling_params
+from trunkline.server.openapi.fields import sampling_params
 from trunkline.server.openapi.schemas import Schemas, says_nothing
+from trunkline.server.openapi.words import nullable
 from trunkline.server.route import JSON, Route, Takes
 from trunkline.server.routes import ROUTES
 
@@ -174,6 +175,14 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("/v1/completions", {"prompt": ["hi", "ho"], "echo": True, "logprobs": 2}),
     ("/v1/completions", {"prompt": "hi", "stream_options": {"include_usage": True}}),
+    (
+        "/parse_function_call",
+        {
+            "text": '<tool_call>{"name": "f", "arguments": {}}</tool_call>',
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+        },
+    ),
+    ("/separate_reasoning", {"text": "<think>a</think>b", "reasoning_parser": "think"}),
     ("/tokenize", {"prompt": "hi"}),
     ("/tokenize", {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}),
     ("/detokenize", {"tokens": [[104], [105]]}),
@@ -191,7 +200,7 @@ def test_requests_and_answers_are_as_described(
     if stream and "text/event-stream" not in content:
         return
     sent = {**body, "stream": True} if stream else {**body, "stream_options": None}
-    if path in ("/tokenize", "/detokenize", "/abort_request"):
+    if "text/event-stream" not in content:
         sent = body
     validator(operation["requestBody"]["content"][JSON]["schema"]).validate(sent)
     response = live.post(path, sent)
@@ -202,6 +211,65 @@ def test_requests_and_answers_are_as_described(
             validator(schema).validate(event)
     elif content:
         validator(content[JSON]["schema"]).validate(response.json())
+
+
+def chat_tool(**fields: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "function": {"name": "f", **fields}}]}
+
+
+def response_tool(**fields: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "name": "f", **fields}]}
+
+
+def message_tool(**fields: Any) -> dict[str, Any]:
+    return {"tools": [{"name": "f", "input_schema": {}, **fields}]}
+
+
+CHAT, RESPONSE, MESSAGE = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+HI = [{"role": "user", "content": "hi"}]
+TOOL_BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": HI},
+    RESPONSE: {"input": "hi"},
+    MESSAGE: {"messages": HI, "max_tokens": 9},
+}
+NAMED = {"type": "function", "name": "f"}
+TOOL_FIELDS: list[tuple[str, dict[str, Any]]] = [
+    *((CHAT, chat_tool(**fields)) for fields in ({}, {"name": "a b"}, {"name": 5})),
+    *((CHAT, chat_tool(strict=value)) for value in (True, None, 1)),
+    *((CHAT, chat_tool(parameters=value)) for value in ({}, None, True, [])),
+    *((CHAT, {**chat_tool(), "tool_choice": one}) for one in ("auto", "any", {"type": "function"})),
+    (CHAT, {**chat_tool(), "tool_choice": {"type": "function", "function": {"name": "f"}}}),
+    *((RESPONSE, response_tool(**fields)) for fields in ({}, {"name": "a b"}, {"type": "x"})),
+    *((RESPONSE, response_tool(description=value)) for value in ("a", None, 5)),
+    *((RESPONSE, {**response_tool(), "tool_choice": one}) for one in ("none", "x", NAMED, {})),
+    *(
+        (
+            RESPONSE,
+            {
+                **response_tool(),
+                "tool_choice": {"type": "allowed_tools", "mode": mode, "tools": tools},
+            },
+        )
+        for mode, tools in (("auto", [NAMED]), ("auto", []), ("none", [NAMED]), ("required", [5]))
+    ),
+    *((MESSAGE, message_tool(**fields)) for fields in ({}, {"name": "a b"}, {"type": "bash"})),
+    *((MESSAGE, message_tool(input_schema=value)) for value in ({"a": 1}, None, 5)),
+    *(
+        (MESSAGE, {**message_tool(), "tool_choice": {"type": kind, "name": "f"}})
+        for kind in ("auto", "any", "none", "tool", "function")
+    ),
+    (MESSAGE, {**message_tool(), "tool_choice": {"type": "tool"}}),
+    (MESSAGE, {**message_tool(), "tool_choice": "auto"}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), TOOL_FIELDS)
+def test_tools_are_taken_as_described(live: Live, path: str, fields: dict[str, Any]):
+    content = DOCUMENT["paths"][path]["post"]["requestBody"]["content"]
+    body = {**TOOL_BODIES[path], **fields}
+    response = live.post(path, body)
+    assert response.status_code in (200, 400)
+    assert validator(content[JSON]["schema"]).is_valid(body) == (response.status_code == 200)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ from trunkline.server.batches.batch_routes import BatchFields
 from trunkline.server.openai import chat, completions, responses_fields
 from trunkline.server.openai import fields as openai_fields
 from trunkline.server.openai.responses_fields import ResponseFields
-from trunkline.server.openapi.fields import Schema, native_fields, request_fields
+from trunkline.server.openapi.fields import native_fields, request_fields
+from trunkline.server.openapi.tool_fields import message_tools, response_tools
+from trunkline.server.openapi.words import Schema
 from trunkline.server.parsing import CallsText, ReasoningText
 from trunkline.server.route import Takes
 from trunkline.server.tokens import Detokenize, Tokenize
@@ -106,8 +108,7 @@ def _anthropic_fields(limits: Limits) -> dict[str, Schema]:
         "messages": {"type": "array", "minItems": 1, "items": {"type": "object"}},
         "system": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
         "stop_sequences": {"type": "array", "items": {"type": "string"}},
-        "tools": {"type": "array", "items": {"type": "object"}},
-        "tool_choice": {"type": "object"},
+        **message_tools(),
     }
 
 
@@ -117,8 +118,7 @@ def _response_fields(limits: Limits) -> dict[str, Schema]:
         **fields,
         "input": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
         "max_output_tokens": fields["max_tokens"],
-        "tools": {"type": "array", "items": {"type": "object"}},
-        "tool_choice": {"anyOf": [{"type": "string"}, {"type": "object"}]},
+        **response_tools(),
         "prompt_cache_options": {"type": "object"},
     }
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from trunkline.engine.validation import Limits
 from trunkline.server.errors import ErrorBody
-from trunkline.server.openapi.fields import Schema
 from trunkline.server.openapi.schemas import Schemas
+from trunkline.server.openapi.words import Schema
 from trunkline.server.route import JSON, Gives, Route, Takes
 
 EVENTS: Final = "text/event-stream"

@@ -7,27 +7,18 @@ A typed struct says of such a field only that it may be anything (`Any`). The ra
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from trunkline.engine import validation
 from trunkline.engine.chat_template import ROLES
 from trunkline.engine.validation import Limits, Number
 from trunkline.server.openai import fields as openai_fields
-from trunkline.server.openai.tools.choice import MAX_TOOLS, TOOL_MODES, TOOL_NAME
-
-Schema = dict[str, Any]
+from trunkline.server.openapi.tool_fields import chat_tools
+from trunkline.server.openapi.words import Schema, nullable
 
 _INTEGER: Final[Schema] = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
 _BOOLEAN: Final[Schema] = {"type": "boolean"}
 _TOP_LOGPROBS: Final = 20  # of the OpenAI endpoints
-
-
-def nullable(schema: Schema) -> Schema:
-    """The same schema, with null allowed."""
-    kinds = schema.get("anyOf")
-    if kinds is not None and set(schema) == {"anyOf"}:
-        return schema if {"type": "null"} in kinds else {"anyOf": [*kinds, {"type": "null"}]}
-    return {"anyOf": [schema, {"type": "null"}]} if schema else schema
 
 
 def only(neutral: tuple[object, ...]) -> Schema:
@@ -122,46 +113,6 @@ def _response_format() -> Schema:
     }
 
 
-def _tools() -> Mapping[str, Schema]:
-    """Tools and which of them are called, in the shapes of chat completions."""
-    function = {
-        "type": "object",
-        "properties": {
-            "name": {"type": "string", "pattern": TOOL_NAME},
-            "description": nullable({"type": "string"}),
-            "parameters": nullable({"type": "object"}),
-            "strict": nullable(_BOOLEAN),
-        },
-        "required": ["name"],
-    }
-
-    def object_of(properties: Schema) -> Schema:
-        return {"type": "object", "properties": properties, "required": list(properties)}
-
-    named = object_of({"name": {"type": "string"}})
-    entry = object_of({"type": {"const": "function"}, "function": named})
-    allowed = object_of(
-        {
-            "mode": {"enum": ["auto", "required"]},
-            "tools": {"type": "array", "minItems": 1, "items": entry},
-        }
-    )
-    return {
-        "tools": {
-            "type": "array",
-            "maxItems": MAX_TOOLS,
-            "items": object_of({"type": {"const": "function"}, "function": function}),
-        },
-        "tool_choice": {
-            "anyOf": [
-                {"enum": [*TOOL_MODES]},
-                entry,
-                object_of({"type": {"const": "allowed_tools"}, "allowed_tools": allowed}),
-            ]
-        },
-    }
-
-
 def sampling_params(limits: Limits) -> Schema:
     """The object `sampling_params` of the native API."""
     fields = sampling_fields(limits)
@@ -188,7 +139,7 @@ def request_fields(limits: Limits) -> Mapping[str, Schema]:
         "rid": rid,
         "priority": _INTEGER,
         "messages": messages(),
-        **_tools(),
+        **chat_tools(),
         "max_thinking_tokens": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
         "best_of": native["n"],
         "response_format": _response_format(),

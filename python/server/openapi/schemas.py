@@ -8,7 +8,8 @@ from typing import Any, Final, cast
 import msgspec
 
 from trunkline.engine.validation import Limits
-from trunkline.server.openapi.fields import Schema, nullable, only
+from trunkline.server.openapi.fields import only
+from trunkline.server.openapi.words import Schema, nullable
 from trunkline.server.route import Takes
 
 _REFERENCE: Final = "#/components/schemas/{name}"

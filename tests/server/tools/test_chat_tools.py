@@ -244,7 +244,7 @@ BAD = [
     ({"tools": [{"type": "web_search"}]}, "tools[0]"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
-    ({"tools": [WEATHER, WEATHER]}, "tools[1]"),
+    ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name"),
     ({"tools": [WEATHER] * 513}, "tools"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]},
      "tools[0].function.parameters"),
@@ -464,3 +464,33 @@ def test_separate_reasoning(hermes: Live):
 def test_every_parser_has_a_name_that_the_command_line_takes():
     assert {"hermes", "llama3", "mistral", "pythonic", "deepseekv3"} <= set(tool_registry.PARSERS)
     assert {"deepseek-r1", "qwen3", "kimi", "glm45"} <= set(reasoning_registry.PARSERS)
+
+
+def test_token_ids_of_calls(hermes: Live):
+    ids = [*CALL.encode(), 256]
+    [choice] = hermes.chat(tools=TOOLS, return_token_ids=True).json()["choices"]
+    assert choice["token_ids"] == ids
+    for interval in (1, 7):
+        fields = {"return_token_ids": True, "stream_interval": interval, "stream": True}
+        choices = [
+            choice
+            for chunk in events(hermes.chat(tools=TOOLS, **fields))
+            for choice in chunk["choices"]
+        ]
+        assert "token_ids" not in choices[0]
+        assert [one for choice in choices[1:] for one in choice["token_ids"]] == ids
+
+
+def test_calls_after_a_prompt_of_token_ids(hermes: Live):
+    body = {"input_ids": [7, 8], "tools": TOOLS, "tool_choice": "required"}
+    response = hermes.post("/v1/chat/completions", body)
+    assert hermes.engine.submitted[-1].prompt == [7, 8]
+    assert hermes.engine.submitted[-1].grammar is not None
+    assert message(response)["tool_calls"][0]["function"]["name"] == "get_weather"
+
+
+def test_a_prompt_of_token_ids_may_end_inside_thoughts():
+    with server("Hm.</think>Yes.", templates.THINKING) as live:
+        body = {"input_ids": [*b"<user>hi<assistant><think>"]}
+        got = message(live.post("/v1/chat/completions", body))
+        assert (got["reasoning_content"], got["content"]) == ("Hm.", "Yes.")
