@@ -53,13 +53,3 @@ class Splitter(Protocol):
 
     def end(self) -> list[Piece]:
         """What was held back, when nothing more will come."""
-
-
-class PlainSplitter:
-    """All text is content."""
-
-    def feed(self, text: str) -> list[Piece]:
-        return [Content(text)] if text else []
-
-    def end(self) -> list[Piece]:
-        return []

@@ -176,6 +176,7 @@ def _plan(fields: ResponseFields, server: Server) -> OutputPlan:
         tools=chat_tools(fields.tools),
         tool_choice=chat_tool_choice(fields.tool_choice),
         parallel_tool_calls=fields.parallel_tool_calls,
+        max_thinking_tokens=fields.max_thinking_tokens,
     )
     return plan_output(server.parsers, wishes, server.openai.limits)
 

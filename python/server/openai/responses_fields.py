@@ -71,6 +71,7 @@ class ResponseFields(CommonFields, kw_only=True):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
+    max_thinking_tokens: Any = None
     prompt_cache_key: str | None = None
     prompt_cache_options: Any = None
     safety_identifier: str | None = None

@@ -17,7 +17,7 @@ from tests.server.test_messages import HI, message, message_events
 from tests.server.test_pieces_of_answers import rebuilt_blocks, rebuilt_items, without_ids
 from tests.server.test_responses import create, typed_events
 from tests.server.tools import templates
-from tests.server.tools.formats import SCHEMAS
+from tests.server.tools.formats import FORMATS, SCENARIOS, SCHEMAS
 from tests.server.tools.test_chat_tools import CALL, prompt, server
 
 FUNCTIONS: list[Any] = [
@@ -145,6 +145,25 @@ def test_one_call_at_a_time():
         assert [block["type"] for block in content] == ["tool_use", "text"]
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_calls_in_every_format(name: str):
+    """Two tools, three calls, with text where the format has room for it, by parser name."""
+    form = FORMATS[name]
+    with server(form.render(*SCENARIOS[15]), tool_call_parser=form.parser) as live:
+        fields: dict[str, Any] = {"tools": FUNCTIONS, "max_output_tokens": 400}
+        events = typed_events(create(live, **fields, stream=True))
+        items = create(live, **fields).json()["output"]
+        assert without_call_ids(rebuilt_items(events)) == without_call_ids(items)
+        calls = [item for item in items if item["type"] == "function_call"]
+        assert [call["name"] for call in calls] == ["now", "run", "now"]
+        fields = {"tools": TOOLS, "max_tokens": 400}
+        parts = message_events(message(live, **fields, stream=True))
+        blocks = message(live, **fields).json()["content"]
+        assert without_ids(rebuilt_blocks(parts)) == without_ids(blocks)
+        uses = [block for block in blocks if block["type"] == "tool_use"]
+        assert [use["input"] for use in uses] == [json.loads(call["arguments"]) for call in calls]
+
+
 def test_formats(hermes: Live):
     asked = {"type": "json_schema", "name": "x", "strict": True, "schema": SCHEMA}
     assert create(hermes, text={"format": asked}).json()["text"]["format"] == asked
@@ -197,6 +216,9 @@ def test_budgets_bound_thoughts(thinker: Live, hermes: Live):
     response = message(thinker, thinking=thinking)
     assert "x-ignored-fields" not in response.headers
     assert '"max_tokens": 1024' in grammar(thinker)[1]
+    assert create(thinker, max_thinking_tokens=1024).status_code == 200
+    assert '"max_tokens": 1024' in grammar(thinker)[1]
+    assert create(hermes, max_thinking_tokens=1024).status_code == 400
     response = message(thinker, thinking={**thinking, "type": "disabled"})
     assert response.headers["x-ignored-fields"] == "thinking.budget_tokens"
     assert grammar(thinker) is None
