@@ -100,8 +100,9 @@ class Client:
 
     @property
     def in_flight(self) -> Collection[Stream]:
-        """The streams that have not ended; to be read at once."""
-        return self._streams.values()
+        """The streams that have not ended, in an engine or not; to be read at once."""
+        held = self._recovery.held
+        return [*self._streams.values(), *held] if held else self._streams.values()
 
     def submit(self, request: Request) -> Stream:
         """Send a request; the stream's `accepted` tells whether the engine took it.
@@ -121,11 +122,11 @@ class Client:
 
     def abort(self, rid: str | None = None) -> None:
         """Ask the engine to end the request or sample with this id, whosever it is; None: all."""
+        streams = self.in_flight
+        for stream in [one for one in streams if one.request.rid == rid] or streams:
+            stream.want_end(rid)
         for stream in self._recovery.held:
-            if rid is None or stream.request.rid == rid:
-                self._abort_stream(stream)
-        for stream in self._streams.values():
-            stream.aborted |= rid is None or stream.request.rid == rid
+            self._end_held(stream)
         self._send(messages.ABORT, messages.Abort(rid=rid, all=rid is None), self.status.epoch)
 
     async def control(
@@ -168,15 +169,20 @@ class Client:
             self._dispatch(stream)
             for sample in stream.samples:
                 if sample.finished is not None and sample.finished.reason in ("abort", "error"):
-                    rid = f"{stream.request.rid}_{sample.index}"
+                    rid = stream.rid_of(sample)
                     self._send(messages.ABORT, messages.Abort(rid=rid), epoch)
 
     def _abort_stream(self, stream: Stream) -> None:
+        stream.want_end()
         if stream.key in self._streams:
-            stream.aborted = True
             self._send(messages.ABORT, messages.Abort(key=stream.key), stream.epoch)
-        elif self._recovery.drop(stream):
-            stream.end_aborted(time.time())
+        elif stream in self._recovery.held:
+            self._end_held(stream)
+
+    def _end_held(self, stream: Stream) -> None:
+        """End what is to end of a request that no engine has."""
+        if stream.end_aborted(time.time()):
+            self._recovery.drop(stream)
 
     def _deliver(self, epoch: int, blob: bytes) -> None:
         """Take one blob of events; those of another engine life are dropped."""
@@ -215,7 +221,7 @@ class Client:
             if self._withdrawn:
                 return
             del self._streams[stream.key]
-            self._recovery.test_ended(stream, finished=False)
+            self._recovery.test_ended(stream, finished=stream.end_aborted(now))
         elif self._apply(stream, event, now):
             self._recovery.test_ended(stream, finished=True)
         else:
@@ -259,10 +265,7 @@ class Client:
         for future in self._controls.values():
             if not future.done():
                 future.set_exception(error)
-        for stream in lost:
-            if stream.aborted:
-                stream.end_aborted(now)
-        guilty = self._recovery.engine_died(stream for stream in lost if not stream.aborted)
+        guilty = self._recovery.engine_died(one for one in lost if not one.end_aborted(now))
         if guilty is not None:
             words = f"the engine died each time that it ran this request: {error}"
             guilty.fail(DeadlyRequest(words))

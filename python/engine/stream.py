@@ -182,9 +182,9 @@ class Stream:
         self.key = key
         self.epoch = epoch
         self.deaths = 0  # engines that died without a token for this request, in a row
-        self.aborted = False
         self.is_resubmission = False
         self._submitted_tokens = 0
+        self._to_end: set[int] = set()  # samples that were aborted, by index
         self._abort = abort
         self._unfinished = request.n
         self._accepted = False
@@ -251,10 +251,13 @@ class Stream:
         return sum(len(sample.output_ids) for sample in self.samples)
 
     def resubmitted(self, key: int, epoch: int) -> None:
-        """Belong to another engine life from now on, under another key; called by the client."""
+        """Belong to another engine life from now on, under another key; called by the client.
+
+        It is no resubmission of a request that has been held back all the time.
+        """
         self.key = key
         self.epoch = epoch
-        self.is_resubmission = True
+        self.is_resubmission = self.dispatched_ts > 0
         self._submitted_tokens = self._num_tokens
 
     def abort(self) -> None:
@@ -277,11 +280,23 @@ class Stream:
         self._error = error
         self._wake.set()
 
-    def end_aborted(self, now: float) -> None:
-        """End as aborted where no engine can; called by the client."""
+    def want_end(self, rid: str | None = None) -> None:
+        """Note what was aborted, by the rules of `messages.Abort`; called by the client."""
+        if rid in (None, self.request.rid):
+            self._to_end.update(range(self.request.n))
+        else:
+            self._to_end.update(s.index for s in self.samples if self.rid_of(s) == rid)
+
+    def rid_of(self, sample: Sample) -> str:
+        """The id that means one sample alone."""
+        return f"{self.request.rid}_{sample.index}"
+
+    def end_aborted(self, now: float) -> bool:
+        """End here what was aborted and no engine has; True when nothing is left."""
         for sample in self.samples:
-            if sample.finished is None:
+            if sample.index in self._to_end and sample.finished is None:
                 self.apply(sample.abort_event(self.key), now)
+        return self._unfinished == 0
 
     def apply(self, event: messages.Event, now: float) -> bool:
         """Take one event; True when it was the last. Called by the client."""
