@@ -45,6 +45,7 @@ async def create_batch(request: Request) -> Response:
     parts, server = await opened(request), server_of(request)
     body, _ = await read_json(request, server.config.http.max_body_bytes)
     fields, ignored = _parse(body)
+    server.note_ignored(ignored)
     kept_s = None
     if fields.output_expires_after is not None:
         after = fields.output_expires_after
@@ -62,7 +63,6 @@ async def create_batch(request: Request) -> Response:
     )
     await parts.store.create(batch)
     parts.worker.wake()
-    server.note_ignored(ignored)
     names = ignored_value(ignored)
     headers = {IGNORED_HEADER: names} if names else None
     return json_response(batch.shown(server.model.name), headers=headers)

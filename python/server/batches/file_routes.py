@@ -27,6 +27,7 @@ async def create_file(request: Request) -> Response:
     files, server = (await opened(request)).files, server_of(request)
     with files.storage.incoming() as path:
         upload = await receive(request, path, server.config.batches.max_file_bytes)
+        server.note_ignored(upload.ignored)
         now, kept_s = int(time.time()), parse_expiry(upload.fields)
         assert upload.filename is not None, "a finished form has a file"
         one = FileRecord(
@@ -38,7 +39,6 @@ async def create_file(request: Request) -> Response:
             expires_at=None if kept_s is None else now + kept_s,
         )
         await files.add(path, one)
-    server.note_ignored(upload.ignored)
     names = ignored_value(upload.ignored)
     return json_response(one.shown(), headers={IGNORED_HEADER: names} if names else None)
 

@@ -189,7 +189,6 @@ class BatchJob:
         except Exception:
             logs.SERVER.exception("line %d of %s failed in the server", line.number, batch.id)
             return answers.broken(batch.id, line)
-        server.note_ignored(prepared.job.ignored)
         requests = [replace(one, request_class=_BATCH_CLASS) for one in prepared.job.requests]
         return Prepared(replace(prepared.job, requests=requests), prepared.reply)
 

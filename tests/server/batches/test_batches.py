@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.server.live import Live
 
 from trunkline.engine import messages
 from trunkline.server.batches.lines import MAX_LINES
+from trunkline.server.config import ApiOptions
 
 ENDS = ("completed", "failed", "expired", "cancelled")
 
@@ -433,3 +435,26 @@ def test_several_batches_share_the_room(client: openai.Client, live: Live) -> No
     assert small.status == "completed"
     assert client.batches.retrieve(large.id).status == "in_progress"
     client.batches.cancel(large.id)
+
+
+def test_a_strict_server_refuses_what_has_fields_without_effect(tmp_path: Path) -> None:
+    strict = replace(config(tmp_path / "storage"), api=ApiOptions(strict_fields=True))
+    lines = [chat_line("good"), chat_line("odd", colour="red")]
+    with (
+        Live(config=strict) as live,
+        openai.Client(base_url=f"{live.url}/v1", api_key="None", max_retries=0) as client,
+    ):
+        with pytest.raises(openai.BadRequestError, match="colour"):
+            client.files.create(
+                file=("in.jsonl", b"{}"), purpose="batch", extra_body={"colour": "red"}
+            )
+        assert client.files.list().data == []
+        with pytest.raises(openai.BadRequestError, match="colour"):
+            start(client, jsonl(lines), extra_body={"colour": "red"})
+        assert client.batches.list().data == []
+        batch = wait(client, start(client, jsonl(lines)))
+        [answered] = lines_of(client, batch.output_file_id)
+        [refused] = lines_of(client, batch.error_file_id)
+    assert answered["custom_id"] == "good"
+    assert refused["response"]["status_code"] == 400
+    assert "--strict-fields" in refused["response"]["body"]["error"]["message"]
