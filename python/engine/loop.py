@@ -221,6 +221,7 @@ class EngineLoop:
             self._core.abort(client, None, None)
 
     def _submit(self, message: Message) -> None:
+        request = None
         try:
             request = self._core.submit(message.client, message.payload, time.time())
             if request is not None:
@@ -228,6 +229,8 @@ class EngineLoop:
         except Exception as error:  # malformed, so no event follows by itself
             self._logger.error("Refused a malformed request: %s", error)
             key = msgspec.msgpack.decode(message.payload)[0]
+            if request is not None:  # the core has it, and would hold it back for ever
+                self._core.abort(message.client, key, None)
             refusal = messages.Refused(key, 400, "invalid_request_error", str(error), None)
             self._send(message.client, msgspec.msgpack.encode([refusal]))
 

@@ -74,7 +74,10 @@ def read_result(block: np.ndarray) -> dict[str, list[int]]:
 
 
 class FakeCore:
-    """The scheduler. `log` lists its calls; prompts that begin with 13 are refused."""
+    """The scheduler. `log` lists its calls; prompts that begin with 13 are refused.
+
+    What must be prepared is told to its caller, and runs at once all the same.
+    """
 
     def __init__(self, depth: int = 0) -> None:
         self.depth = depth
@@ -99,6 +102,8 @@ class FakeCore:
             request.resume[0].output_ids if request.resume else ()
         )
         self.slots[client, request.key] = len(self.slots)
+        if request.must_prepare:
+            return request.key
         self._emit(client, messages.Accepted(request.key))
         return None
 

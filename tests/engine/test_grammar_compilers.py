@@ -171,3 +171,4 @@ def test_the_thread_does_the_same_but_crash():
     assert sorted(found) == [1, 2, 3, 4, 6]
     assert found[6].error is None
     assert "longer than" in (found[4].error or "")
+    assert not compiler._late | compiler._cancelled, "nothing is kept of jobs that are done"

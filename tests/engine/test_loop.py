@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -13,7 +14,7 @@ from tests.engine.fakes import FakeCore, FakeRunner
 
 from trunkline.engine import messages
 from trunkline.engine.channel import Message
-from trunkline.engine.loop import EngineLoop, LoopOptions
+from trunkline.engine.loop import EngineLoop, LoopOptions, Preparer
 from trunkline.engine.messages import SamplingParams, Submit
 from trunkline.engine.step_log import StepLog
 from trunkline.plan import Plan
@@ -54,7 +55,10 @@ def submit(key: int, prompt: list[int], tokens: int = 3, client: int = 1) -> Mes
 
 
 def run(
-    port: ScriptedPort, core: FakeCore | None = None, runner: FakeRunner | None = None
+    port: ScriptedPort,
+    core: FakeCore | None = None,
+    runner: FakeRunner | None = None,
+    preparer: Preparer | None = None,
 ) -> FakeCore:
     core = core or FakeCore()
     options = LoopOptions(
@@ -64,6 +68,8 @@ def run(
         max_total_tokens=160,
         beat=lambda: None,
     )
+    if preparer is not None:
+        options = replace(options, preparer=preparer)
     port.loop = EngineLoop(core, runner or FakeRunner(), port, options)
     port.loop.run()
     return core
@@ -144,6 +150,29 @@ def test_a_malformed_request_is_refused_and_the_loop_goes_on() -> None:
     refused = [event for event in port.sent if isinstance(event, messages.Refused)]
     assert [(event.key, event.status) for event in refused] == [(7, 400)]
     assert outputs(port) == {1: [11]}
+
+
+class BrokenPreparer:
+    """Takes no request."""
+
+    def prepare(self, request: int, message: bytes) -> None:
+        raise ValueError("out of pencils")
+
+    def poll(self) -> None: ...
+
+    def stats(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None: ...
+
+
+def test_a_request_that_cannot_be_prepared_is_refused_and_leaves_the_core() -> None:
+    held = Submit(key=5, rid="r5", prompt=[10], sampling=SamplingParams(), must_prepare=True)
+    port = ScriptedPort([Message(1, messages.SUBMIT, msgspec.msgpack.encode(held))], [])
+    core = run(port, preparer=BrokenPreparer())
+    refused = [event for event in port.sent if isinstance(event, messages.Refused)]
+    assert [(event.key, event.message) for event in refused] == [(5, "out of pencils")]
+    assert core.requests == {}
 
 
 def test_requests_of_a_client_that_is_gone_are_aborted() -> None:

@@ -294,7 +294,13 @@ class CompilerThread:
 
     def finished(self) -> list[Finished]:
         running = self._running
-        taken = [one for one in self._inbox.take() if one.key not in self._late]
+        taken = []
+        for one in self._inbox.take():
+            self._cancelled.discard(one.key)
+            if one.key in self._late:
+                self._late.discard(one.key)
+            else:
+                taken.append(one)
         if running is not None and running[0] not in self._late and time.monotonic() > running[1]:
             self._late.add(running[0])
             words = out_of_time(self._time_limit_s)

@@ -8,6 +8,7 @@ again from them.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,8 @@ from trunkline.plan import (
     decode_result,
     encode_result,
 )
+
+logger = logging.getLogger(__name__)
 
 Bytes = npt.NDArray[np.uint8]
 IntArray = npt.NDArray[np.int32]
@@ -244,6 +247,7 @@ class MaskSource:
         try:
             self._backend.fill([sequence.matcher], masks, [entry])
         except Exception:  # its row ends with an error
+            logger.exception("A grammar gives no mask; its sequence ends with an error")
             masks[entry] = 0
 
     def _adjust(self, mask: IntArray, sequence: ConstrainedSequence) -> None:
