@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from tests.engine.schema_tools import accepts
 
 from trunkline.engine.grammar.schema import RegexError, regex_grammar
-from trunkline.engine.grammar.schema_automaton import (
+from trunkline.engine.grammar.schema.automaton import (
     TooLarge,
     complement,
     intersection,
@@ -17,8 +17,8 @@ from trunkline.engine.grammar.schema_automaton import (
     union,
     words,
 )
-from trunkline.engine.grammar.schema_numbers import NumberTest, exact, number_automaton
-from trunkline.engine.grammar.schema_regex import regex_automaton
+from trunkline.engine.grammar.schema.numbers import NumberTest, exact, number_automaton
+from trunkline.engine.grammar.schema.regex import regex_automaton
 
 letters = st.text("ab\n-1é😀", max_size=6)
 atoms = st.sampled_from(

@@ -1,11 +1,11 @@
-"""JSON Schema and regular expressions as grammars for xgrammar, with nothing loosened silently.
+"""From a schema or an expression to the text of its grammar, with nothing loosened silently.
 
 `schema_grammar` returns EBNF whose texts are exactly the values that a schema allows, in one
 canonical serialisation (below), or raises `SchemaError` naming the path and the keyword that it
 cannot enforce. It is pure and deterministic, and bounded by `Limits`.
 
 Canonical serialisation: members stand in the order of `properties`, then names that only `required`
-or other keywords mention, then other keys; scalars are spelt as `schema_words` says; numbers have
+or other keywords mention, then other keys; scalars are spelt as `words` says; numbers have
 at most 64 digits before and after the point, and integers no point; blanks are what `whitespace`
 allows:
 
@@ -13,22 +13,16 @@ allows:
   or 8 tabs; after `:` nothing or a space.
 * `spaced`: `, ` and `: `, as `json.dumps` writes.
 * `compact`: no blanks.
-
-The way: `schema_document` finds nodes and references; `schema_cases` reduces conditions on nodes
-to alternatives of `schema_shapes`; `schema_values` writes a rule for each condition; `schema_rules`
-drops what derives no text and prints. Strings and numbers are automata (`schema_automaton`).
 """
 
-from trunkline.engine.grammar.schema_automaton import TooLarge
-from trunkline.engine.grammar.schema_cases import Alternatives
-from trunkline.engine.grammar.schema_document import Document, Limits, SchemaError
-from trunkline.engine.grammar.schema_regex import RegexError, regex_automaton
-from trunkline.engine.grammar.schema_rules import ROOT, Expression, printed, pruned
-from trunkline.engine.grammar.schema_shapes import literal
-from trunkline.engine.grammar.schema_values import ValueWriter
-from trunkline.engine.grammar.schema_words import AutomatonPrinter
-
-__all__ = ["Limits", "RegexError", "SchemaError", "regex_grammar", "schema_grammar"]
+from trunkline.engine.grammar.schema.automaton import TooLarge
+from trunkline.engine.grammar.schema.cases import Alternatives
+from trunkline.engine.grammar.schema.document import Document, Limits, SchemaError
+from trunkline.engine.grammar.schema.regex import RegexError, regex_automaton
+from trunkline.engine.grammar.schema.rules import ROOT, Expression, printed, pruned
+from trunkline.engine.grammar.schema.shapes import literal
+from trunkline.engine.grammar.schema.values import ValueWriter
+from trunkline.engine.grammar.schema.words import AutomatonPrinter
 
 
 def schema_grammar(

@@ -8,8 +8,8 @@ with conditions it is a plain decimal.
 
 from dataclasses import dataclass
 
-from trunkline.engine.grammar.schema_automaton import Automaton, Interval
-from trunkline.engine.grammar.schema_rules import (
+from trunkline.engine.grammar.schema.automaton import Automaton, Interval
+from trunkline.engine.grammar.schema.rules import (
     EMPTY,
     Class,
     Expression,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from trunkline.engine.grammar.schema_automaton import Interval
+from trunkline.engine.grammar.schema.automaton import Interval
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ is neither enforced nor a known annotation is refused here.
 from collections.abc import Callable
 from functools import partial
 
-from trunkline.engine.grammar.schema_containers import (
+from trunkline.engine.grammar.schema.containers import (
     additional_cases,
     contains_cases,
     dependent_required_cases,
@@ -22,15 +22,15 @@ from trunkline.engine.grammar.schema_containers import (
     size_cases,
     unique_cases,
 )
-from trunkline.engine.grammar.schema_document import (
+from trunkline.engine.grammar.schema.document import (
     CircularSchema,
     Document,
     Limits,
     Node,
     SchemaError,
 )
-from trunkline.engine.grammar.schema_emptiness import Emptiness
-from trunkline.engine.grammar.schema_scalars import (
+from trunkline.engine.grammar.schema.emptiness import Emptiness
+from trunkline.engine.grammar.schema.scalars import (
     bound_cases,
     const_cases,
     enum_cases,
@@ -40,7 +40,7 @@ from trunkline.engine.grammar.schema_scalars import (
     pattern_cases,
     type_cases,
 )
-from trunkline.engine.grammar.schema_shapes import (
+from trunkline.engine.grammar.schema.shapes import (
     ANYTHING,
     Cases,
     Literals,
@@ -51,7 +51,7 @@ from trunkline.engine.grammar.schema_shapes import (
     meet,
     only,
 )
-from trunkline.engine.grammar.schema_unevaluated import unevaluated_cases
+from trunkline.engine.grammar.schema.unevaluated import unevaluated_cases
 
 ANNOTATIONS = frozenset(
     "title description default examples example deprecated readOnly writeOnly $comment $schema "

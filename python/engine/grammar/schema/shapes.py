@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import NamedTuple, TypeVar
 
-from trunkline.engine.grammar.schema_document import FALSE, TRUE
-from trunkline.engine.grammar.schema_numbers import NumberTest
+from trunkline.engine.grammar.schema.document import FALSE, TRUE
+from trunkline.engine.grammar.schema.numbers import NumberTest
 
 Value = TypeVar("Value")
 Literals = frozenset[tuple[int, bool]]

@@ -5,9 +5,9 @@ A proof looks a few levels deep and never guesses: without one, a condition coun
 
 from collections.abc import Callable
 
-from trunkline.engine.grammar.schema_automaton import TooLarge
-from trunkline.engine.grammar.schema_document import CircularSchema
-from trunkline.engine.grammar.schema_shapes import (
+from trunkline.engine.grammar.schema.automaton import TooLarge
+from trunkline.engine.grammar.schema.document import CircularSchema
+from trunkline.engine.grammar.schema.shapes import (
     ANYTHING,
     NOTHING,
     Arrays,
@@ -18,7 +18,7 @@ from trunkline.engine.grammar.schema_shapes import (
     Shape,
     Strings,
 )
-from trunkline.engine.grammar.schema_texts import (
+from trunkline.engine.grammar.schema.texts import (
     number_values,
     numbers_automaton,
     string_automaton,

@@ -3,17 +3,17 @@
 from decimal import Decimal
 from functools import lru_cache
 
-from trunkline.engine.grammar.schema_automaton import (
+from trunkline.engine.grammar.schema.automaton import (
     Automaton,
     complement,
     intersection,
     lengths,
     words,
 )
-from trunkline.engine.grammar.schema_formats import FORMATS
-from trunkline.engine.grammar.schema_numbers import number_automaton, satisfies
-from trunkline.engine.grammar.schema_regex import regex_automaton
-from trunkline.engine.grammar.schema_shapes import Numbers, Strings, StringTest
+from trunkline.engine.grammar.schema.formats import FORMATS
+from trunkline.engine.grammar.schema.numbers import number_automaton, satisfies
+from trunkline.engine.grammar.schema.regex import regex_automaton
+from trunkline.engine.grammar.schema.shapes import Numbers, Strings, StringTest
 
 MAX_LOOP_DIGITS = 18
 

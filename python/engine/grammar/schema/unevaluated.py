@@ -7,15 +7,15 @@ conditional ones (`anyOf`, `oneOf`, `if`, `dependentSchemas`) becomes an alterna
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trunkline.engine.grammar.schema_containers import (
+from trunkline.engine.grammar.schema.containers import (
     heads_of,
     names_of,
     outside_tail,
     own_keys,
     rest_cases,
 )
-from trunkline.engine.grammar.schema_document import Node, SchemaError
-from trunkline.engine.grammar.schema_shapes import (
+from trunkline.engine.grammar.schema.document import Node, SchemaError
+from trunkline.engine.grammar.schema.shapes import (
     ANYTHING,
     NOTHING,
     Arrays,
@@ -31,7 +31,7 @@ from trunkline.engine.grammar.schema_shapes import (
 )
 
 if TYPE_CHECKING:
-    from trunkline.engine.grammar.schema_cases import Alternatives
+    from trunkline.engine.grammar.schema.cases import Alternatives
 
 MAX_COMBINATIONS = 64
 _ALL_KEYWORDS = {

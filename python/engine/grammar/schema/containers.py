@@ -1,8 +1,8 @@
 """Keywords about the items of arrays and the members of objects."""
 
-from trunkline.engine.grammar.schema_document import FALSE, TRUE, Document, Node, SchemaError
-from trunkline.engine.grammar.schema_scalars import count, regex
-from trunkline.engine.grammar.schema_shapes import (
+from trunkline.engine.grammar.schema.document import FALSE, TRUE, Document, Node, SchemaError
+from trunkline.engine.grammar.schema.scalars import count, regex
+from trunkline.engine.grammar.schema.shapes import (
     ANYTHING,
     NOTHING,
     Arrays,

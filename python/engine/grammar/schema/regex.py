@@ -13,7 +13,7 @@ import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
 
-from trunkline.engine.grammar.schema_automaton import (
+from trunkline.engine.grammar.schema.automaton import (
     Automaton,
     Interval,
     build,

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
-from trunkline.engine.grammar.schema_automaton import TooLarge
-from trunkline.engine.grammar.schema_document import Document, Node, SchemaError
-from trunkline.engine.grammar.schema_formats import ANNOTATION_FORMATS, FORMATS, INTEGER_FORMATS
-from trunkline.engine.grammar.schema_numbers import WHOLE, NumberTest, exact
-from trunkline.engine.grammar.schema_regex import RegexError
-from trunkline.engine.grammar.schema_shapes import (
+from trunkline.engine.grammar.schema.automaton import TooLarge
+from trunkline.engine.grammar.schema.document import Document, Node, SchemaError
+from trunkline.engine.grammar.schema.formats import ANNOTATION_FORMATS, FORMATS, INTEGER_FORMATS
+from trunkline.engine.grammar.schema.numbers import WHOLE, NumberTest, exact
+from trunkline.engine.grammar.schema.regex import RegexError
+from trunkline.engine.grammar.schema.shapes import (
     ANYTHING,
     NOTHING,
     TYPES,
@@ -31,7 +31,7 @@ from trunkline.engine.grammar.schema_shapes import (
     only,
     restricting,
 )
-from trunkline.engine.grammar.schema_texts import string_test_automaton
+from trunkline.engine.grammar.schema.texts import string_test_automaton
 
 MAX_LENGTH = 100_000
 _BOUNDS = {

@@ -10,14 +10,14 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import NamedTuple
 
-from trunkline.engine.grammar.schema_automaton import (
+from trunkline.engine.grammar.schema.automaton import (
     Automaton,
     TooLarge,
     build,
     complement,
     intersection,
 )
-from trunkline.engine.grammar.schema_regex import regex_automaton
+from trunkline.engine.grammar.schema.regex import regex_automaton
 
 MAX_DIGITS = 400
 _CUTS = (*(ord(letter) for letter in "-./0123456789:"), ord("-") + 1)

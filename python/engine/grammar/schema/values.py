@@ -3,13 +3,13 @@
 from collections.abc import Hashable
 from itertools import count
 
-from trunkline.engine.grammar.schema_arrays import ArrayWriter
-from trunkline.engine.grammar.schema_automaton import Automaton, TooLarge
-from trunkline.engine.grammar.schema_cases import ANNOTATIONS, Alternatives
-from trunkline.engine.grammar.schema_document import CircularSchema, SchemaError
-from trunkline.engine.grammar.schema_numbers import WHOLE, spelling
-from trunkline.engine.grammar.schema_objects import ObjectWriter, key_language
-from trunkline.engine.grammar.schema_rules import (
+from trunkline.engine.grammar.schema.arrays import ArrayWriter
+from trunkline.engine.grammar.schema.automaton import Automaton, TooLarge
+from trunkline.engine.grammar.schema.cases import ANNOTATIONS, Alternatives
+from trunkline.engine.grammar.schema.document import CircularSchema, SchemaError
+from trunkline.engine.grammar.schema.numbers import WHOLE, spelling
+from trunkline.engine.grammar.schema.objects import ObjectWriter, key_language
+from trunkline.engine.grammar.schema.rules import (
     IMPOSSIBLE,
     ROOT,
     Expression,
@@ -19,7 +19,7 @@ from trunkline.engine.grammar.schema_rules import (
     choice,
     sequence,
 )
-from trunkline.engine.grammar.schema_shapes import (
+from trunkline.engine.grammar.schema.shapes import (
     ANYTHING,
     NOTHING,
     Arrays,
@@ -35,13 +35,13 @@ from trunkline.engine.grammar.schema_shapes import (
     is_free,
     literal,
 )
-from trunkline.engine.grammar.schema_texts import (
+from trunkline.engine.grammar.schema.texts import (
     number_values,
     numbers_automaton,
     string_automaton,
     string_values,
 )
-from trunkline.engine.grammar.schema_words import (
+from trunkline.engine.grammar.schema.words import (
     PLAIN_CHARACTER,
     STRING_END,
     AutomatonPrinter,

@@ -3,10 +3,10 @@
 from itertools import product
 from typing import TYPE_CHECKING
 
-from trunkline.engine.grammar.schema_automaton import TooLarge
-from trunkline.engine.grammar.schema_document import SchemaError
-from trunkline.engine.grammar.schema_numbers import spelling
-from trunkline.engine.grammar.schema_rules import (
+from trunkline.engine.grammar.schema.automaton import TooLarge
+from trunkline.engine.grammar.schema.document import SchemaError
+from trunkline.engine.grammar.schema.numbers import spelling
+from trunkline.engine.grammar.schema.rules import (
     EMPTY,
     Expression,
     Text,
@@ -15,7 +15,7 @@ from trunkline.engine.grammar.schema_rules import (
     repeat,
     sequence,
 )
-from trunkline.engine.grammar.schema_shapes import (
+from trunkline.engine.grammar.schema.shapes import (
     ANYTHING,
     NOTHING,
     Arrays,
@@ -28,16 +28,16 @@ from trunkline.engine.grammar.schema_shapes import (
     Strings,
     both,
 )
-from trunkline.engine.grammar.schema_texts import (
+from trunkline.engine.grammar.schema.texts import (
     number_values,
     numbers_automaton,
     string_automaton,
     string_values,
 )
-from trunkline.engine.grammar.schema_words import bracketed, json_text, listed
+from trunkline.engine.grammar.schema.words import bracketed, json_text, listed
 
 if TYPE_CHECKING:
-    from trunkline.engine.grammar.schema_values import ValueWriter
+    from trunkline.engine.grammar.schema.values import ValueWriter
 
 MAX_DISTINCT = 256
 MAX_ANY_ORDER = 6

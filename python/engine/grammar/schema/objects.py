@@ -3,16 +3,16 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trunkline.engine.grammar.schema_automaton import (
+from trunkline.engine.grammar.schema.automaton import (
     Automaton,
     complement,
     intersection,
     union,
     words,
 )
-from trunkline.engine.grammar.schema_document import SchemaError
-from trunkline.engine.grammar.schema_regex import regex_automaton
-from trunkline.engine.grammar.schema_rules import (
+from trunkline.engine.grammar.schema.document import SchemaError
+from trunkline.engine.grammar.schema.regex import regex_automaton
+from trunkline.engine.grammar.schema.rules import (
     EMPTY,
     IMPOSSIBLE,
     Expression,
@@ -23,7 +23,7 @@ from trunkline.engine.grammar.schema_rules import (
     repeat,
     sequence,
 )
-from trunkline.engine.grammar.schema_shapes import (
+from trunkline.engine.grammar.schema.shapes import (
     ANYTHING,
     NOTHING,
     Exists,
@@ -32,11 +32,11 @@ from trunkline.engine.grammar.schema_shapes import (
     Strings,
     both,
 )
-from trunkline.engine.grammar.schema_texts import string_automaton
-from trunkline.engine.grammar.schema_words import bracketed, json_text
+from trunkline.engine.grammar.schema.texts import string_automaton
+from trunkline.engine.grammar.schema.words import bracketed, json_text
 
 if TYPE_CHECKING:
-    from trunkline.engine.grammar.schema_values import ValueWriter
+    from trunkline.engine.grammar.schema.values import ValueWriter
 
 MAX_KEY_CLASSES = 64
 MAX_LISTED_KEYS = 64
