@@ -25,6 +25,7 @@ OWN_REQUEST: Final = "trunkline.own_request"  # in the scope of what the server 
 _ACCESS: Final = "trunkline.access"
 _IS_CLIENT: Final = "trunkline.is_client"
 _MAX_ID_BYTES: Final = 128
+_METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"))
 _OTHER: Final = "other"
 
 
@@ -57,8 +58,9 @@ class Edge:
     ) -> None:
         """Wrap `app`.
 
-        Metrics name the paths of `routes`, others count as "other"; `load` gives the value of the
-        load header, which goes to who may call as a client.
+        Metrics name the paths of `routes` and the usual methods, others count as "other": a client
+        cannot add to their number. `load` gives the value of the load header, which goes to who may
+        call as a client.
         """
         self._app = app
         self._metrics = metrics
@@ -104,11 +106,12 @@ class _Exchange:
         self._send = send
         self._metrics = metrics
         self._endpoint = endpoint
+        self._method = scope["method"] if scope["method"] in _METHODS else _OTHER
         self._load = load
         self._drain: asyncio.Task[None] | None = None
         self.body = body
         self.started = False
-        metrics.count("http_requests_total", 1, endpoint, scope["method"])
+        metrics.count("http_requests_total", 1, endpoint, self._method)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -136,7 +139,7 @@ class _Exchange:
             1,
             self._endpoint,
             str(message["status"]),
-            self._scope["method"],
+            self._method,
         )
 
     def close(self) -> None:

@@ -19,6 +19,9 @@ _LOADS: Final = {
     "format": {"enum": ["json"]},
 }
 _NOT_IDLE: Final = {400: "Requests are running or waiting, or the timeout is no number."}
+_IN_USE: Final = {409: "An unfinished batch reads the file."}
+_ENDED: Final = {409: "The batch is past being cancelled."}
+_DISK_FULL: Final = {507: "There is no room on the disk."}
 _PAGE: Final = {
     "after": {"type": "string"},
     "limit": {"type": "integer", "minimum": 1},
@@ -190,17 +193,41 @@ ROUTES = [
         takes=bodies.MESSAGE,
         gives=_OBJECT,
     ),
-    Route("/v1/files", file_routes.create_file, methods=POST, takes=bodies.FILE, gives=_OBJECT),
+    Route(
+        "/v1/files",
+        file_routes.create_file,
+        methods=POST,
+        takes=bodies.FILE,
+        errors=_DISK_FULL,
+        gives=_OBJECT,
+    ),
     Route("/v1/files", file_routes.list_files, methods=GET, query=_FILES, gives=_OBJECT),
     Route("/v1/files/{file_id}", file_routes.get_file, methods=GET, gives=_OBJECT),
-    Route("/v1/files/{file_id}", file_routes.delete_file, methods=["DELETE"], gives=_OBJECT),
+    Route(
+        "/v1/files/{file_id}",
+        file_routes.delete_file,
+        methods=["DELETE"],
+        errors=_IN_USE | _DISK_FULL,
+        gives=_OBJECT,
+    ),
     Route("/v1/files/{file_id}/content", file_routes.get_content, methods=GET, gives=_CONTENT),
     Route(
-        "/v1/batches", batch_routes.create_batch, methods=POST, takes=bodies.BATCH, gives=_OBJECT
+        "/v1/batches",
+        batch_routes.create_batch,
+        methods=POST,
+        takes=bodies.BATCH,
+        errors=_DISK_FULL,
+        gives=_OBJECT,
     ),
     Route("/v1/batches", batch_routes.list_batches, methods=GET, query=_PAGE, gives=_OBJECT),
     Route("/v1/batches/{batch_id}", batch_routes.get_batch, methods=GET, gives=_OBJECT),
-    Route("/v1/batches/{batch_id}/cancel", batch_routes.cancel_batch, methods=POST, gives=_OBJECT),
+    Route(
+        "/v1/batches/{batch_id}/cancel",
+        batch_routes.cancel_batch,
+        methods=POST,
+        errors=_ENDED | _DISK_FULL,
+        gives=_OBJECT,
+    ),
     Route("/v1/models", models.list_models, methods=GET, gives=shapes.MODELS),
     Route("/v1/models/{name:path}", models.get_model, methods=GET, gives=shapes.MODEL),
 ]

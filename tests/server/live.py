@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import uvloop
+from starlette.applications import Starlette
 from tests.server.fake_engine import CONTEXT, VOCAB, ByteTokenizer, FakeEngine
 
 from trunkline.engine.chat_template import ChatTemplate, TemplateSource
@@ -31,6 +32,27 @@ TEMPLATE = (
 )
 
 
+def fake_app(
+    client: Client,
+    config: ServerConfig,
+    template: str | None = TEMPLATE,
+    model_sampling: dict[str, Any] | None = None,
+) -> Starlette:
+    """An app that serves the model of `FakeEngine`."""
+    source = None if template is None else TemplateSource({"default": template}, "test")
+    model = ServedModel(
+        name=MODEL,
+        path=MODEL,
+        tokenizer_path=MODEL,
+        model_type="llama",
+        architecture="LlamaForCausalLM",
+        context_length=CONTEXT,
+        vocab_size=VOCAB,
+    )
+    chat_template = ChatTemplate(source, {})
+    return create_app(client, ByteTokenizer(), chat_template, config, model, model_sampling or {})
+
+
 class Live:
     """A running server. `engine` may be changed between requests."""
 
@@ -45,8 +67,7 @@ class Live:
         config = config or ServerConfig()
         self._config = replace(config, http=replace(config.http, port=0))
         self._sampling = model_sampling or {}
-        source = None if template is None else TemplateSource({"default": template}, "test")
-        self._template = ChatTemplate(source, {})
+        self._template = template
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -96,18 +117,7 @@ class Live:
         self.stop = asyncio.Event()
         client = Client(self.engine)
         await client.start()
-        model = ServedModel(
-            name=MODEL,
-            path=MODEL,
-            tokenizer_path=MODEL,
-            model_type="llama",
-            architecture="LlamaForCausalLM",
-            context_length=CONTEXT,
-            vocab_size=VOCAB,
-        )
-        app = create_app(
-            client, ByteTokenizer(), self._template, self._config, model, self._sampling
-        )
+        app = fake_app(client, self._config, self._template, self._sampling)
         self.server: Server = app.state.server
         listener = bind(self._config.http)
         self.port = listener.getsockname()[1]

@@ -242,3 +242,16 @@ def test_access_lines(live: Live, caplog: pytest.LogCaptureFixture):
         '"GET /nope HTTP/1.1" 404 Not Found',
     ]
     assert lines[0].startswith("INFO:     127.0.0.1:")
+
+
+def test_clients_cannot_add_rows_to_metrics(fresh: Live):
+    for name in ("A", "B"):
+        assert fresh.http.request(name, f"/{name}").status_code == 404
+    families = text_string_to_metric_families(fresh.http.get("/metrics").text)
+    labels = [
+        (sample.labels["endpoint"], sample.labels["method"])
+        for family in families
+        for sample in family.samples
+        if sample.name == "engine_http_requests_total" and sample.value == 2
+    ]
+    assert labels == [("other", "other")]

@@ -10,17 +10,15 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.server.fake_engine import CONTEXT, VOCAB, ByteTokenizer, FakeEngine
-from tests.server.live import MODEL, TEMPLATE
+from tests.server.fake_engine import FakeEngine
+from tests.server.live import fake_app
 
-from trunkline.engine.chat_template import ChatTemplate, TemplateSource
 from trunkline.engine.client import Client
-from trunkline.server.app import create_app
 from trunkline.server.batches.database import new_id
 from trunkline.server.batches.files import new_file_id
 from trunkline.server.batches.records import UNFINISHED, BatchRecord, FileRecord
 from trunkline.server.config import BatchOptions, ServerConfig
-from trunkline.server.state import ServedModel, Server
+from trunkline.server.state import Server
 
 CHAT = "/v1/chat/completions"
 
@@ -49,19 +47,7 @@ async def server_on(
 ) -> AsyncIterator[Server]:
     client = Client(engine or FakeEngine())
     await client.start()
-    template = ChatTemplate(TemplateSource({"default": TEMPLATE}, "test"), {})
-    model = ServedModel(
-        name=MODEL,
-        path=MODEL,
-        tokenizer_path=MODEL,
-        model_type="llama",
-        architecture="LlamaForCausalLM",
-        context_length=CONTEXT,
-        vocab_size=VOCAB,
-    )
-    settings = config(root, **options)
-    app = create_app(client, ByteTokenizer(), template, settings, model, {})
-    server: Server = app.state.server
+    server: Server = fake_app(client, config(root, **options)).state.server
     try:
         await server.batches.start()
         yield server
