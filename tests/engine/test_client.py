@@ -68,7 +68,8 @@ def test_pending_updates_are_merged_per_wake_up() -> None:
     async def main() -> None:
         client = await connected(engine)
         stream = client.submit(request(tokens=6))
-        await asyncio.sleep(0.3)
+        while stream.samples[0].finished is None:
+            await asyncio.sleep(0.005)
         (update,) = [u async for batch in stream for u in batch]
         assert (update.token_offset, update.text_offset) == (0, 0)
         assert update.token_ids == [101, 102, 103, 104, 105, 106]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any, Final, Literal
 
 from trunkline.engine.grammar.backend import GrammarError
@@ -21,45 +22,58 @@ from trunkline.engine.grammar.schema import (
 from trunkline.engine.messages import GrammarSpec
 
 MAX_TAG_DEPTH: Final = 32
-# Formats of a structural tag and the keys that each may have. Values: what the key holds.
-_TEXT, _TEXTS, _FORMAT, _FORMATS, _TOKEN, _TOKENS, _OTHER = range(7)
-_STRING_OR_TOKEN: Final = 7
-_FORMAT_KEYS: Final[Mapping[str, Mapping[str, int]]] = {
-    "const_string": {"value": _TEXT},
-    "json_schema": {"json_schema": _OTHER},
-    "any_text": {"excludes": _TEXTS, "max_tokens": _OTHER, "max_chars": _OTHER},
-    "token": {"token": _TOKEN},
-    "exclude_token": {"exclude_tokens": _TOKENS},
-    "any_tokens": {"exclude_tokens": _TOKENS, "max_tokens": _OTHER},
-    "grammar": {"grammar": _TEXT},
-    "regex": {"pattern": _TEXT},
-    "sequence": {"elements": _FORMATS},
-    "or": {"elements": _FORMATS},
-    "tag": {"begin": _STRING_OR_TOKEN, "content": _FORMAT, "end": _STRING_OR_TOKEN},
+
+
+class _Holds(Enum):
+    """What a key of a format holds."""
+
+    TEXT = auto()
+    TEXTS = auto()
+    FORMAT = auto()
+    FORMATS = auto()
+    TOKEN = auto()  # a special token's name or an id
+    TOKENS = auto()
+    TEXT_OR_TOKEN = auto()  # a text, or a format of the type `token`
+    OTHER = auto()  # the library checks it
+
+
+# Formats of a structural tag, and the keys that each may have.
+_FORMAT_KEYS: Final[Mapping[str, Mapping[str, _Holds]]] = {
+    "const_string": {"value": _Holds.TEXT},
+    "json_schema": {"json_schema": _Holds.OTHER},
+    "any_text": {"excludes": _Holds.TEXTS, "max_tokens": _Holds.OTHER, "max_chars": _Holds.OTHER},
+    "token": {"token": _Holds.TOKEN},
+    "exclude_token": {"exclude_tokens": _Holds.TOKENS},
+    "any_tokens": {"exclude_tokens": _Holds.TOKENS, "max_tokens": _Holds.OTHER},
+    "grammar": {"grammar": _Holds.TEXT},
+    "regex": {"pattern": _Holds.TEXT},
+    "sequence": {"elements": _Holds.FORMATS},
+    "or": {"elements": _Holds.FORMATS},
+    "tag": {"begin": _Holds.TEXT_OR_TOKEN, "content": _Holds.FORMAT, "end": _Holds.TEXT_OR_TOKEN},
     "triggered_tags": {
-        "triggers": _TEXTS,
-        "tags": _FORMATS,
-        "at_least_one": _OTHER,
-        "stop_after_first": _OTHER,
-        "excludes": _TEXTS,
+        "triggers": _Holds.TEXTS,
+        "tags": _Holds.FORMATS,
+        "at_least_one": _Holds.OTHER,
+        "stop_after_first": _Holds.OTHER,
+        "excludes": _Holds.TEXTS,
     },
     "token_triggered_tags": {
-        "trigger_tokens": _TOKENS,
-        "tags": _FORMATS,
-        "exclude_tokens": _TOKENS,
-        "at_least_one": _OTHER,
-        "stop_after_first": _OTHER,
+        "trigger_tokens": _Holds.TOKENS,
+        "tags": _Holds.FORMATS,
+        "exclude_tokens": _Holds.TOKENS,
+        "at_least_one": _Holds.OTHER,
+        "stop_after_first": _Holds.OTHER,
     },
     "tags_with_separator": {
-        "tags": _FORMATS,
-        "separator": _TEXT,
-        "at_least_one": _OTHER,
-        "stop_after_first": _OTHER,
+        "tags": _Holds.FORMATS,
+        "separator": _Holds.TEXT,
+        "at_least_one": _Holds.OTHER,
+        "stop_after_first": _Holds.OTHER,
     },
-    "optional": {"content": _FORMAT},
-    "plus": {"content": _FORMAT},
-    "star": {"content": _FORMAT},
-    "repeat": {"min": _OTHER, "max": _OTHER, "content": _FORMAT},
+    "optional": {"content": _Holds.FORMAT},
+    "plus": {"content": _Holds.FORMAT},
+    "star": {"content": _Holds.FORMAT},
+    "repeat": {"min": _Holds.OTHER, "max": _Holds.OTHER, "content": _Holds.FORMAT},
 }
 
 
@@ -235,23 +249,27 @@ class _Tags:
             raise GrammarError(f"{path}.pattern must be a string without NUL characters.")
         return {"type": "grammar", "grammar": regex_ebnf(pattern)}
 
-    def _value(self, value: Any, holds: int, path: str, depth: int) -> Any:
-        if holds == _FORMAT:
+    def _value(self, value: Any, holds: _Holds, path: str, depth: int) -> Any:
+        if holds == _Holds.FORMAT:
             return self.format(value, path, depth + 1)
-        if holds == _STRING_OR_TOKEN and isinstance(value, dict):
+        if holds == _Holds.TEXT_OR_TOKEN and isinstance(value, dict):
             return self.format(value, path, depth + 1)
-        if holds in (_TOKEN, _TOKENS, _TEXTS, _FORMATS):
+        if holds in (_Holds.TOKEN, _Holds.TOKENS, _Holds.TEXTS, _Holds.FORMATS):
             return self._list_or_token(value, holds, path, depth)
         if "\0" in str(value):
             raise GrammarError(f"{path} holds a NUL character.")
         return value
 
-    def _list_or_token(self, value: Any, holds: int, path: str, depth: int) -> Any:
-        if holds == _TOKEN:
+    def _list_or_token(self, value: Any, holds: _Holds, path: str, depth: int) -> Any:
+        if holds == _Holds.TOKEN:
             return self.special_ids.get(value, value) if isinstance(value, str) else value
         if not isinstance(value, list):
             raise GrammarError(f"{path} must be a list.")
-        inner = {_TOKENS: _TOKEN, _TEXTS: _TEXT, _FORMATS: _FORMAT}[holds]
+        inner = {
+            _Holds.TOKENS: _Holds.TOKEN,
+            _Holds.TEXTS: _Holds.TEXT,
+            _Holds.FORMATS: _Holds.FORMAT,
+        }[holds]
         return [
             self._value(one, inner, f"{path}[{index}]", depth) for index, one in enumerate(value)
         ]

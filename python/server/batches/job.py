@@ -158,7 +158,7 @@ class BatchJob:
                     if isinstance(work, Prepared):
                         weight = sum(request.n for request in work.job.requests)
                     place = await self._shop.gate.enter(weight)
-                    task = group.create_task(self._run_line(line, work, place))
+                    task = group.create_task(self._run_line(line, work))
                     # Not the task's own business: one that is cancelled at once never begins.
                     task.add_done_callback(partial(_leave, place))
         except ExceptionGroup as failures:
@@ -192,7 +192,7 @@ class BatchJob:
         requests = [replace(one, request_class=_BATCH_CLASS) for one in prepared.job.requests]
         return Prepared(replace(prepared.job, requests=requests), prepared.reply)
 
-    async def _run_line(self, line: Line, work: Prepared | Answer, place: Place) -> None:
+    async def _run_line(self, line: Line, work: Prepared | Answer) -> None:
         """Answer a line, however often the engine is gone."""
         while not isinstance(work, Answer):
             try:
