@@ -54,6 +54,17 @@ $(VENV)-schemathesis/.installed:
 	$(VENV)-schemathesis/bin/python -m pip install --quiet 'schemathesis>=4.32,<5'
 	@touch $@
 
+# Environments of other programs are kept here, and made again when what they need has changed.
+CLIENTS_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/trunkline/clients
+
+.PHONY: test-clients
+test-clients: $(VENV)/.installed-dev  ## Run other people's clients against a server (CLIENTS="llm ..." for some)
+	$(BIN)/python tests/clients/run.py --cache $(CLIENTS_CACHE) $(CLIENTS)
+
+.PHONY: test-lm-eval
+test-lm-eval: $(VENV)/.installed-dev  ## Compare lm-eval's scores through the API with those of transformers
+	$(BIN)/python tests/evaluation/run.py --cache $(CLIENTS_CACHE)
+
 .PHONY: lint
 lint: $(VENV)/.installed-dev  ## Check formatting, lints and types
 	cargo fmt --all --check
