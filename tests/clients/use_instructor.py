@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import instructor
 import openai
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 HI = [{"role": "user", "content": "A cat of three."}]
 
@@ -17,7 +17,7 @@ class Pet(BaseModel):
     """A pet."""
 
     kind: Literal["cat", "dog"]
-    age: int
+    age: Annotated[int, Field(ge=0, le=20)]
 
 
 def make(url: str, mode: instructor.Mode) -> Any:

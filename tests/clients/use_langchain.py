@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 
 class Pet(BaseModel):
     """A pet."""
 
     kind: Literal["cat", "dog"]
-    age: int
+    age: Annotated[int, Field(ge=0, le=20)]
 
 
 @tool

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import litellm
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 HI = [{"role": "user", "content": "A cat of three."}]
 
 
 class Pet(BaseModel):
     kind: Literal["cat", "dog"]
-    age: int
+    age: Annotated[int, Field(ge=0, le=20)]
 
 
 @pytest.fixture

@@ -1,16 +1,17 @@
-"""`llama-index-llms-openai-like`: chat, complete, streams, structured output, tools."""
+"""`llama-index-llms-openai-like`: chat, complete, streams, structured output, tools.
 
-from __future__ import annotations
+Annotations are real ones here: the package makes schemas of them.
+"""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 HI = [ChatMessage(role="user", content="A cat of three.")]
 
@@ -19,7 +20,12 @@ class Pet(BaseModel):
     """A pet."""
 
     kind: Literal["cat", "dog"]
-    age: int
+    age: Annotated[int, Field(ge=0, le=20)]
+
+
+def look_up(kind: Literal["cat", "dog"]) -> str:
+    """Look up a pet."""
+    return kind
 
 
 def make(url: str, model: str, **options: Any) -> OpenAILike:
@@ -64,10 +70,6 @@ class TestTools:
         assert isinstance(llm.structured_predict(Pet, PromptTemplate("A cat of three.")), Pet)
 
     def test_calls(self, url: str, model: str) -> None:
-        def look_up(kind: Literal["cat", "dog"]) -> str:
-            """Look up a pet."""
-            return kind
-
         llm = make(url, model, is_function_calling_model=True)
         answer = llm.chat_with_tools(
             [FunctionTool.from_defaults(look_up)], user_msg="A cat.", tool_required=True

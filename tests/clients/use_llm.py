@@ -58,9 +58,21 @@ def test_completion(ask: Ask) -> None:
 
 
 def test_schema(ask: Ask) -> None:
-    found = ask("-m", "real", "--schema", "age int, alive bool", "-o", "max_tokens", "64", "A cat.")
+    schema = {
+        "type": "object",
+        "properties": {
+            "age": {"type": "integer", "minimum": 0, "maximum": 20},
+            "alive": {"type": "boolean"},
+        },
+        "required": ["age", "alive"],
+        "additionalProperties": False,
+    }
+    found = ask(
+        *("-m", "real", "--schema", json.dumps(schema), "-o", "max_tokens", "64"),
+        "A cat.",
+    )
     values = json.loads(found)
-    assert isinstance(values["age"], int)
+    assert 0 <= values["age"] <= 20
     assert isinstance(values["alive"], bool)
 
 

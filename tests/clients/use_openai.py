@@ -6,11 +6,11 @@ import asyncio
 import json
 import math
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
 import openai
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 HI = [{"role": "user", "content": "Say hi."}]
 NAME = "fake/model"
@@ -18,7 +18,7 @@ NAME = "fake/model"
 
 class Pet(BaseModel):
     kind: Literal["cat", "dog"]
-    age: int | None
+    age: Annotated[int, Field(ge=0, le=20)] | None
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import pytest
-from pydantic import BaseModel
-from pydantic_ai import Agent, NativeOutput
+from pydantic import BaseModel, Field
+from pydantic_ai import Agent, NativeOutput, RunContext
+from pydantic_ai.capabilities import PrepareOutputTools, PrepareTools
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.settings import ModelSettings
+from pydantic_ai.tools import ToolDefinition
 
 SHORT = ModelSettings(max_tokens=128, temperature=0)
 
@@ -20,7 +22,7 @@ class Pet(BaseModel):
     """A pet."""
 
     kind: Literal["cat", "dog"]
-    age: int
+    age: Annotated[int, Field(ge=0, le=20)]
 
 
 def chat(url: str, name: str) -> OpenAIChatModel:
@@ -68,16 +70,36 @@ class TestTools:
         assert isinstance(asyncio.run(use()), Pet)
 
     def test_a_tool(self, url: str, model: str) -> None:
-        """The first turn must call a tool; whichever it is, the run ends with an output."""
-        agent = Agent(chat(url, model), output_type=Pet, retries=1)
+        """The tool is there in the first turn and alone; its result goes back to the model."""
+        seen = []
+
+        async def first_turn(
+            context: RunContext[None], tools: list[ToolDefinition]
+        ) -> list[ToolDefinition]:
+            return tools if context.run_step == 1 else []
+
+        async def later_turns(
+            context: RunContext[None], tools: list[ToolDefinition]
+        ) -> list[ToolDefinition]:
+            return tools if context.run_step > 1 else []
+
+        agent = Agent(
+            chat(url, model),
+            output_type=Pet,
+            retries=0,
+            capabilities=[PrepareTools(first_turn), PrepareOutputTools(later_turns)],
+        )
 
         @agent.tool_plain
         def look_up(kind: Literal["cat", "dog"]) -> str:
             """Look up a pet."""
+            seen.append(kind)
             return f"a {kind}, three years old"
 
-        answer = agent.run_sync("A cat of three.", model_settings=SHORT)
+        settings = ModelSettings(**SHORT, parallel_tool_calls=False)
+        answer = agent.run_sync("A cat of three.", model_settings=settings)
         assert isinstance(answer.output, Pet)
+        assert len(seen) == 1
 
 
 def test_the_documented_program(run_documented: Callable[[str], str]) -> None:
