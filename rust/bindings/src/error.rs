@@ -31,6 +31,7 @@ pub(crate) enum Error {
     Cpu(cpu::CpuError),
     Router(router::core::RouterError),
     Serve(router::proxy::ServeError),
+    Fleet(router::sim::SimError),
     Python(PyErr),
     /// An abort that selects neither by client, nor by client and key, nor by rid, nor everything.
     Selection,
@@ -66,6 +67,12 @@ impl From<router::proxy::ServeError> for Error {
     }
 }
 
+impl From<router::sim::SimError> for Error {
+    fn from(error: router::sim::SimError) -> Self {
+        Self::Fleet(error)
+    }
+}
+
 impl From<PyErr> for Error {
     fn from(error: PyErr) -> Self {
         Self::Python(error)
@@ -80,6 +87,7 @@ impl From<Error> for PyErr {
             Error::Cpu(error) => PyValueError::new_err(error.to_string()),
             Error::Router(error) => RouterError::new_err(error.to_string()),
             Error::Serve(error) => RouterError::new_err(error.to_string()),
+            Error::Fleet(error) => PyValueError::new_err(error.to_string()),
             Error::Python(error) => error,
             Error::Selection => CoreError::new_err(
                 "abort takes a client, a client and a key, a rid, or nothing (everything)",

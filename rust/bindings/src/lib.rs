@@ -4,6 +4,7 @@ mod buffers;
 mod core;
 mod cpu;
 mod error;
+mod fleet;
 mod router;
 
 /// The extension module.
@@ -15,6 +16,8 @@ mod _core {
     use crate::cpu::{CpuLinearBench, CpuModel, cpu_isas};
     #[pymodule_export]
     use crate::error::{CoreError, IntegrityError, RouterError};
+    #[pymodule_export]
+    use crate::fleet::{shared_prefix_trace, simulate_fleet};
     #[pymodule_export]
     use crate::router::{Router, serve_router};
 
