@@ -19,6 +19,8 @@ __all__ = [
     "RouterError",
     "cpu_isas",
     "serve_router",
+    "shared_prefix_trace",
+    "simulate_fleet",
 ]
 
 VERSION: Final[str]
@@ -251,6 +253,32 @@ class Router:
 
     def loads(self) -> list[dict[str, int | bool]]:
         """Each worker: `worker, ready, in_flight, running, prefill_tokens, selected`."""
+
+def simulate_fleet(config: bytes, trace: str) -> bytes:
+    """Serve a trace with a simulated fleet of engines (docs/fleet.md). Releases the GIL.
+
+    Args:
+        config: JSON object, fields of `FleetConfig` in `rust/router/src/sim/config.rs`.
+        trace: one JSON object per line: `timestamp` (ms), `input_length`, `output_length`,
+            `hash_ids` (names of the prompt's blocks; equal names, equal tokens).
+
+    Returns:
+        JSON object, fields of `Summary` in `rust/router/src/sim/summary.rs`; the same arguments
+        give the same bytes.
+
+    Raises:
+        ValueError: a setting or a line is unusable; the message names it.
+    """
+
+def shared_prefix_trace(config: bytes) -> str:
+    """Make a trace of conversations in groups that share prefixes.
+
+    Args:
+        config: JSON object, fields of `SharedPrefix` in `rust/router/src/sim/workload.rs`.
+
+    Raises:
+        ValueError: a setting is unusable.
+    """
 
 @final
 class CpuModel:

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 CACHE = "TRUNKLINE_CACHE"
+STEP_TIMES = "TRUNKLINE_STEP_TIMES"
 
 
 class EnvironmentVariableError(Exception):
@@ -34,4 +35,22 @@ def cache_directory() -> Path:
         raise EnvironmentVariableError(f"{CACHE}={value!r} must be an absolute path")
     if path.exists() and not path.is_dir():
         raise EnvironmentVariableError(f"{CACHE}={value!r} exists and is not a directory")
+    return path
+
+
+def step_times_file() -> Path | None:
+    """Where the engine appends what each step computed and how long it took; None: nowhere.
+
+    `TRUNKLINE_STEP_TIMES` (an absolute path). `bench/fit_steps.py` reads the file.
+
+    Raises:
+        EnvironmentVariableError: the path is relative, or its directory does not exist.
+    """
+    value = os.environ.get(STEP_TIMES)
+    if value is None:
+        return None
+    path = Path(value)
+    if not path.is_absolute() or not path.parent.is_dir():
+        message = f"{STEP_TIMES}={value!r} must be an absolute path in a directory that exists"
+        raise EnvironmentVariableError(message)
     return path

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from trunkline._core import Core
-from trunkline.engine import resources
+from trunkline.engine import env_vars, resources
 from trunkline.engine.channel import Port
 from trunkline.engine.checkpoint import Checkpoint
 from trunkline.engine.config import EngineConfig, flat_settings
@@ -28,6 +28,7 @@ from trunkline.engine.loop import EngineLoop, LoopOptions
 from trunkline.engine.messages import EngineFacts, SamplingParams, Submit
 from trunkline.engine.resources import SettingError
 from trunkline.engine.runner import Runner, RunnerOptions, resolve_dtype
+from trunkline.engine.step_times import TimedExecutor
 from trunkline.engine.weights import open_checkpoint
 from trunkline.plan import Plan
 
@@ -69,7 +70,9 @@ class LaunchedEngine:
             logger=self.logger,
             verbs={"server_info": lambda _: {**facts, "stats": dict(self.core.stats())}},
         )
-        return EngineLoop(self.core, runner, port, options)
+        times = env_vars.step_times_file()
+        executor = TimedExecutor(runner, times) if times else runner
+        return EngineLoop(self.core, executor, port, options)
 
 
 def engine_config(settings: Mapping[str, object]) -> EngineConfig:

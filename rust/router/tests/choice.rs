@@ -62,7 +62,8 @@ fn a_prefix_goes_where_it_was_served() {
 
 #[test]
 fn a_busy_home_is_left_when_computing_again_is_cheaper() {
-    let mut router = router(Policy::CacheAware, 2);
+    let config = Config { contention_weight: 0.0, decode_weight: 0.0, ..Config::default() };
+    let mut router = with_config(config, 2);
     let home = serve(&mut router, "abcdefgh").worker;
     let other = WorkerId(1 - home.0);
     // The prefix is worth 80 tokens; 79 waiting at its home do not outweigh it, 81 do.
@@ -79,17 +80,42 @@ fn a_busy_home_is_left_when_computing_again_is_cheaper() {
     router.finished(busy.ticket, Outcome::Completed, 0.0);
 }
 
-/// Forty requests at once with one prefix must not all go to its home.
+/// The more wait everywhere, the longer a prefix stays where it is; but never without bound.
+#[test]
+fn contention_makes_computing_again_dearer_within_bounds() {
+    let leaves_at = |contention_weight| {
+        let config = Config { contention_weight, decode_weight: 0.0, ..Config::default() };
+        let mut router = with_config(config, 2);
+        let home = serve(&mut router, "abcdefgh").worker;
+        let moved = |router: &mut Router| {
+            let choice = select(router, "abcdefgh");
+            router.finished(choice.ticket, Outcome::Cancelled, 0.0);
+            choice.worker != home
+        };
+        let mut waiting_tokens = 0_u16;
+        while !moved(&mut router) {
+            let letter = char::from(b'A' + (waiting_tokens / 40) as u8);
+            pinned(&mut router, home.0, &String::from(letter).repeat(4));
+            waiting_tokens += 40;
+        }
+        waiting_tokens
+    };
+    assert_eq!(leaves_at(0.0), 80);
+    // At most one request's worth is charged where nobody waits.
+    assert_eq!((leaves_at(1.0), leaves_at(8.0)), (160, 720));
+}
+
+/// A hundred requests at once with one prefix must not all go to its home.
 #[test]
 fn load_counts_from_the_moment_of_selection() {
     for policy in [Policy::CacheAware, Policy::LeastLoad, Policy::PowerOfTwo, Policy::PrefixHash] {
         let mut router = router(policy, 2);
         let mut counts = [0, 0];
-        for number in 0..40 {
+        for number in 0..100 {
             let text = format!("shared prefix {number:020}");
             counts[select(&mut router, &text).worker.0 as usize] += 1;
         }
-        assert!(counts.iter().all(|count| *count >= 14), "{policy:?}: {counts:?}");
+        assert!(counts.iter().all(|count| *count >= 30), "{policy:?}: {counts:?}");
     }
 }
 

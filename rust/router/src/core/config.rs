@@ -36,10 +36,14 @@ pub struct Config {
     pub policy: Policy,
     /// Seed of the random policies and of ties.
     pub seed: u64,
-    /// Prompt tokens that a request which already generates is worth, in a cost.
+    /// Prompt tokens that a request is worth besides its own, in a cost: it generates, or will.
     pub decode_weight: f64,
     /// Prompt tokens that a half-full KV pool is worth, in a cost; a full one a hundred times that.
     pub kv_weight: f64,
+    /// A token of the prompt that is not in the cache costs one token, and so many more for each request
+    /// that waits at the mean worker (but one more than wait at this one): those behind it wait for it
+    /// too.
+    pub contention_weight: f64,
     /// A prompt that nobody has goes where its beginning sends it as long as that costs at most this
     /// many times its tokens more than the cheapest worker.
     pub placement_slack: f64,
@@ -61,8 +65,9 @@ impl Default for Config {
         Self {
             policy: Policy::CacheAware,
             seed: 0,
-            decode_weight: 8.0,
+            decode_weight: 64.0,
             kv_weight: 64.0,
+            contention_weight: 8.0,
             placement_slack: 0.5,
             load_bound: 1.25,
             head_blocks: 2,
@@ -98,6 +103,7 @@ impl Config {
         };
         at_least("decode_weight", self.decode_weight, 0.0)?;
         at_least("kv_weight", self.kv_weight, 0.0)?;
+        at_least("contention_weight", self.contention_weight, 0.0)?;
         at_least("placement_slack", self.placement_slack, 0.0)?;
         at_least("load_bound", self.load_bound, 1.0)?;
         at_least("head_blocks", self.head_blocks as f64, 1.0)?;

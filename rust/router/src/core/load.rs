@@ -16,7 +16,8 @@ pub struct Report {
 /// Own account of one worker, corrected by its latest [`Report`].
 ///
 /// Prompt tokens count from the moment of selection until the answer begins; an engine's report is
-/// topped up with what was sent since, so that no two requests see the same idle worker.
+/// topped up with what was sent since, so that no two requests see the same idle worker, and lowered
+/// by what was begun since, so that no idle worker looks busy.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Load {
     prefill_tokens: u64,
@@ -60,6 +61,10 @@ impl Load {
         self.prefill_tokens -= share.uncached_tokens;
         if share.generation == self.generation {
             self.since_report_tokens -= share.uncached_tokens;
+        } else if let Some((_, report)) = &mut self.report {
+            // It was among those that the report counted.
+            let waiting = &mut report.waiting_uncached_tokens;
+            *waiting = waiting.saturating_sub(share.uncached_tokens);
         }
     }
 
@@ -143,8 +148,8 @@ mod tests {
         assert_eq!((load.decoding(10.5, 1.0), load.requests(10.5, 1.0)), (3, 5));
         assert_eq!((load.outstanding_tokens(11.5, 1.0), load.requests(11.5, 1.0)), (130, 2));
         load.start(before);
-        assert_eq!(load.outstanding_tokens(10.5, 1.0), 530);
+        assert_eq!(load.outstanding_tokens(10.5, 1.0), 430);
         load.start(after);
-        assert_eq!(load.outstanding_tokens(10.5, 1.0), 500);
+        assert_eq!(load.outstanding_tokens(10.5, 1.0), 400);
     }
 }

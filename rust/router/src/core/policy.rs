@@ -17,6 +17,8 @@ pub(super) struct Candidate {
     /// What waits there, in prompt tokens.
     pub(super) backlog: f64,
     pub(super) requests: u64,
+    /// Those of them whose answer has not begun.
+    pub(super) waiting: u64,
     pub(super) selected: u64,
     pub(super) cached_blocks: u32,
     pub(super) cached_tokens: u64,
@@ -66,7 +68,14 @@ fn cache_aware<'a>(
     rng: &mut ChaCha8Rng,
 ) -> (&'a Candidate, Reason) {
     let num_tokens = question.num_tokens;
-    let cost = |one: &Candidate| one.backlog + num_tokens.saturating_sub(one.cached_tokens) as f64;
+    let waiting: u64 = candidates.iter().map(|one| one.waiting).sum();
+    let mean_waiting = waiting as f64 / candidates.len() as f64;
+    let cost = |one: &Candidate| {
+        let uncached = num_tokens.saturating_sub(one.cached_tokens) as f64;
+        // Bounded by what waits here, lest one crowded worker keep its prefixes from idle ones.
+        let behind = mean_waiting.min(one.waiting as f64 + 1.0);
+        one.backlog + uncached * (1.0 + config.contention_weight * behind)
+    };
     let cheapest = least(candidates, rng, cost);
     let longest = candidates.iter().map(|one| one.cached_blocks as usize).max().unwrap_or(0);
     if longest > question.common_blocks {

@@ -260,11 +260,14 @@ impl Router {
                 continue;
             }
             let cached_blocks = self.cached_blocks[usize::from(slot)];
+            let requests = worker.load.requests(now, self.config.report_max_age_s);
+            let decoding = worker.load.decoding(now, self.config.report_max_age_s);
             self.candidates.push(Candidate {
                 slot,
                 key: worker.key,
                 backlog: self.config.backlog(worker, now),
-                requests: worker.load.requests(now, self.config.report_max_age_s),
+                requests,
+                waiting: requests.saturating_sub(decoding),
                 selected: worker.selected,
                 cached_blocks,
                 cached_tokens: prompt.tokens_of(cached_blocks),
@@ -360,7 +363,7 @@ impl Config {
         let kv_used = load.fresh_report(now, max_age_s).map_or(0.0, |report| report.kv_used);
         let kv_used = kv_used.clamp(0.0, 100.0 / 101.0);
         load.outstanding_tokens(now, max_age_s) as f64
-            + self.decode_weight * load.decoding(now, max_age_s) as f64
+            + self.decode_weight * load.requests(now, max_age_s) as f64
             + self.kv_weight * kv_used / (1.0 - kv_used)
     }
 }

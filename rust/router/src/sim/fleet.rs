@@ -11,7 +11,7 @@ use super::config::{FleetConfig, FleetPolicy};
 use super::engine::{Arrived, Engine, Shared};
 use super::error::SimError;
 use super::messages::Event as EngineEvent;
-use super::summary::{Gauges, Summary};
+use super::summary::{Engines, Gauges, Summary};
 use super::threshold::{Miss, Threshold, Thresholds};
 use super::trace::Trace;
 use crate::core::{Outcome, Report};
@@ -181,8 +181,9 @@ impl Fleet {
             self.handle(next.event);
         }
         let busy_s: Vec<f64> = self.engines.iter().map(|engine| engine.busy_s).collect();
-        let steps = self.engines.iter().map(|engine| engine.steps).sum();
-        let summary = Summary::new(&self.records, &self.trace, &self.gauges, &busy_s, steps);
+        let steps: u64 = self.engines.iter().map(|engine| engine.steps).sum();
+        let engines = Engines { busy_s: &busy_s, steps, step_time: &self.config.step_time };
+        let summary = Summary::new(&self.records, &self.trace, &self.gauges, &engines);
         Outcomes { records: self.records, summary, engines: self.engines, routers: self.routers }
     }
 

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::fleet::{End, Record};
+use super::step_time::{StepTime, Work};
 use super::trace::Trace;
 use crate::core::Report;
 
@@ -104,7 +105,7 @@ pub struct Summary {
     pub hit_rate: f64,
     /// Part of the prompt tokens that the routers expected to.
     pub expected_hit_rate: f64,
-    /// Part that one unlimited cache would hold.
+    /// Part that one unlimited cache of whole blocks would hold; engines match parts of blocks too.
     pub ideal_hit_rate: f64,
     /// From arrival to the first token.
     pub ttft_s: Quantiles,
@@ -116,6 +117,9 @@ pub struct Summary {
     pub offered_rate: f64,
     /// Prompt tokens per second that came.
     pub offered_prompt_tokens_s: f64,
+    /// Engine seconds that the prompts would take without any cache, each computed alone, per engine
+    /// and second of arrivals: the load that was offered, whatever the policy made of it.
+    pub offered_load: f64,
     /// Part of the time until the last arrival that engines computed.
     pub utilisation: f64,
     /// The busiest engine's time over the mean.
@@ -136,6 +140,14 @@ pub struct Summary {
     pub windows: Vec<Window>,
 }
 
+/// What was seen of the engines.
+#[derive(Clone, Copy)]
+pub(super) struct Engines<'a> {
+    pub(super) busy_s: &'a [f64],
+    pub(super) steps: u64,
+    pub(super) step_time: &'a StepTime,
+}
+
 impl Summary {
     /// As JSON.
     pub fn to_json(&self) -> Vec<u8> {
@@ -146,9 +158,15 @@ impl Summary {
         records: &[Record],
         trace: &Trace,
         gauges: &Gauges,
-        busy_s: &[f64],
-        steps: u64,
+        engines: &Engines<'_>,
     ) -> Self {
+        let Engines { busy_s, steps, step_time } = *engines;
+        let alone_s = |record: &Record| {
+            let mut work = Work::default();
+            work.add_row(record.prompt_tokens, 0);
+            step_time.seconds(&work)
+        };
+        let offered_s: f64 = records.iter().map(alone_s).sum();
         let count = |end| records.iter().filter(|record| record.end == Some(end)).count() as u64;
         let completed: Vec<&Record> = completed(records).collect();
         let span_s = trace.duration_s().max(f64::MIN_POSITIVE);
@@ -176,6 +194,7 @@ impl Summary {
             inter_token_s: times(Record::inter_token_s),
             offered_rate: records.len() as f64 / span_s,
             offered_prompt_tokens_s: all_tokens as f64 / span_s,
+            offered_load: offered_s / (busy_s.len() as f64 * span_s),
             utilisation: busy_mean / (last_s - start_s).max(f64::MIN_POSITIVE),
             busy_imbalance: if busy_mean > 0.0 { busiest / busy_mean } else { 1.0 },
             queue_mean: per_engine(gauges.waiting as f64),
