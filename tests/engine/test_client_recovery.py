@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import msgspec
@@ -13,7 +14,13 @@ from tests.engine.fakes import FACTS
 
 from trunkline.engine import messages
 from trunkline.engine.channel import Changed, Deliver
-from trunkline.engine.client import Client, DeadlyRequest, Stream
+from trunkline.engine.client import (
+    Client,
+    DeadlyRequest,
+    EngineDied,
+    RequestRefused,
+    Stream,
+)
 from trunkline.engine.messages import EngineStatus
 from trunkline.engine.recovery import MAX_DEATHS
 from trunkline.engine.stream import Request
@@ -24,13 +31,15 @@ TOKENS = 4  # of every sample
 class SteppedEngine:
     """A channel with an engine behind it that does something only when a test says so.
 
-    Every sample of every request gains a token per step: its number, counted from 0.
+    Every sample of every request gains a token per step: its number, counted from 0. Requests of
+    `refused` ids are refused.
     """
 
     def __init__(self) -> None:
+        self.refused: set[str] = set()
         self.requests: dict[int, messages.Submit] = {}
         self.outputs: dict[tuple[int, int], int] = {}  # of the samples that have not ended
-        self._aborts: list[messages.Abort] = []
+        self._aborted: set[tuple[int, int]] = set()  # of them, to end at the next step
         self._events: list[messages.Event] = []
         self._status = EngineStatus(state="ready", epoch=1, facts=FACTS)
 
@@ -46,11 +55,14 @@ class SteppedEngine:
         if epoch != self._status.epoch or self._status.state != "ready":
             return
         if kind == messages.ABORT:
-            self._aborts.append(msgspec.msgpack.decode(payload, type=messages.Abort))
+            self._abort(msgspec.msgpack.decode(payload, type=messages.Abort))
             return
         submit = msgspec.msgpack.decode(payload, type=messages.Submit)
         assert submit.rid not in [one.rid for one in self.requests.values()], "it runs already"
         assert len(submit.resume) in (0, submit.n)
+        if submit.rid in self.refused:
+            self._events.append(messages.Refused(submit.key, 400, "invalid", "no", None))
+            return
         self.requests[submit.key] = submit
         for index in range(submit.n):
             resumed = submit.resume[index].output_ids if submit.resume else []
@@ -59,12 +71,9 @@ class SteppedEngine:
         self._events.append(messages.Accepted(submit.key))
 
     def step(self) -> None:
-        for abort in self._aborts:
-            for key, index in list(self.outputs):
-                rid = self.requests[key].rid
-                if abort.all or abort.key == key or abort.rid in (rid, f"{rid}_{index}"):
-                    self._finish(key, index, "abort")
-        self._aborts.clear()
+        for key, index in sorted(self._aborted):
+            self._finish(key, index, "abort")
+        self._aborted.clear()
         for (key, index), count in list(self.outputs.items()):
             if count >= TOKENS:
                 self._finish(key, index, "length")
@@ -74,6 +83,12 @@ class SteppedEngine:
                 self.outputs[key, index] = count + 1
         events, self._events = self._events, []
         self._deliver(self._status.epoch, msgspec.msgpack.encode(events))
+
+    def _abort(self, abort: messages.Abort) -> None:
+        for key, index in self.outputs:
+            rid = self.requests[key].rid
+            if abort.all or abort.key == key or abort.rid in (rid, f"{rid}_{index}"):
+                self._aborted.add((key, index))
 
     def _finish(self, key: int, index: int, reason: str) -> None:
         count = self.outputs.pop((key, index))
@@ -99,7 +114,7 @@ class SteppedEngine:
         self._events.append(finished)
 
     def die(self) -> None:
-        for kept in (self.requests, self.outputs, self._aborts, self._events):
+        for kept in (self.requests, self.outputs, self._aborted, self._events):
             kept.clear()
         self._status = EngineStatus(state="starting", epoch=self._status.epoch, error="killed")
         self._changed()
@@ -196,6 +211,57 @@ def test_a_request_that_no_engine_had_counts_in_the_queue_as_a_new_one() -> None
             engine.step()
         resumes = {one.rid: len(one.resume) for one in engine.requests.values()}
         assert resumes == {"a": 2, "b": 1, "c": 0}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_suspect", [False, True])
+def test_a_refusal_after_a_death_ends_that_request_alone(is_suspect: bool) -> None:
+    async def main() -> None:
+        client, engine = await connected()
+        stream, other = client.submit(request("a")), client.submit(request("b"))
+        if is_suspect:
+            engine.die()
+            engine.restart()
+        else:
+            engine.step()
+        engine.refused.add("a")
+        engine.die()
+        engine.restart()
+        for _ in range(2 * TOKENS + 4):
+            engine.step()
+        with pytest.raises(RequestRefused, match="no"):
+            await stream.finished()
+        assert reasons(other) == ["length"]
+        assert list(client.in_flight) == []
+
+    asyncio.run(main())
+
+
+def test_what_waits_for_an_engine_fails_when_the_client_is_closed() -> None:
+    async def main() -> None:
+        client, engine = await connected()
+        streams = [*await suspected(client, engine), client.submit(request("c"))]
+        await client.close("we are closing")
+        for stream in streams:
+            with pytest.raises(EngineDied, match="we are closing"):
+                await stream.finished()
+        assert list(client.in_flight) == []
+
+    asyncio.run(main())
+
+
+def test_a_grammar_goes_to_every_engine_of_its_request() -> None:
+    async def main() -> None:
+        client, engine = await connected()
+        grammar = messages.GrammarSpec("regex", "0*", [5])
+        client.submit(replace(request("a"), grammar=grammar))
+        engine.step()
+        engine.die()
+        engine.restart()
+        [submit] = engine.requests.values()
+        assert (submit.grammar, submit.must_prepare) == (grammar, True)
+        assert submit.resume == [messages.Resume([0], 1)]
 
     asyncio.run(main())
 
