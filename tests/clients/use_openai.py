@@ -206,6 +206,38 @@ def test_response_streams(client: openai.OpenAI, model: str, scripted: openai.Op
     assert whole.status in ("completed", "incomplete")
 
 
+def test_answers_have_every_field_of_their_types(scripted_url: str) -> None:
+    """Whole chats apart: the versions in their `metadata` are a list, which the type has not.
+
+    So are streams of completions: finish reasons are null before the end, OpenAI's own too.
+    """
+    with openai.OpenAI(
+        base_url=f"{scripted_url}/v1", api_key="None", _strict_response_validation=True
+    ) as strict:
+        strict.models.list()
+        strict.models.retrieve(NAME)
+        strict.completions.create(model=NAME, prompt="hi", logprobs=1)
+        for stream in (
+            strict.chat.completions.create(
+                model=NAME, messages=HI, logprobs=True, top_logprobs=2, stream=True
+            ),
+            strict.responses.create(model=NAME, input="hi", stream=True),
+        ):
+            assert list(stream)
+        answer = strict.responses.create(
+            model=NAME, input="hi", include=["message.output_text.logprobs"], top_logprobs=1
+        )
+        strict.responses.retrieve(answer.id)
+        strict.responses.input_items.list(answer.id)
+        file = strict.files.create(file=("in.jsonl", b"{}\n"), purpose="batch")
+        batch = strict.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+        )
+        strict.batches.retrieve(batch.id)
+        strict.batches.list()
+        strict.files.list()
+
+
 def _responses_format(client: openai.OpenAI, model: str) -> None:
     """Skips where `/v1/responses` says that it has no such formats."""
     schema = {"type": "object", "properties": {}, "additionalProperties": False}

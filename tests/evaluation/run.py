@@ -39,7 +39,7 @@ def environment(cache: Path) -> Path:
         return python
     print(f"Installing lm-eval into {folder}", flush=True)
     subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-    theirs = sysconfig.get_path("purelib", vars={"base": str(folder)})
+    theirs = sysconfig.get_path("purelib", "venv", vars={"base": str(folder)})
     (Path(theirs) / "shared.pth").write_text(f"{ours}\n")
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*install, *REQUIREMENTS], check=True)
@@ -55,7 +55,7 @@ def evaluate(python: Path, folder: Path, kind: str, options: dict[str, Any]) -> 
     subprocess.run(
         [python, HERE / "score.py", kind, json.dumps(options), output],
         cwd=HERE,
-        env={**environ, **offline, "OPENAI_API_KEY": "None", "TQDM_DISABLE": "1"},
+        env={**environ, **offline, "OPENAI_API_KEY": "None"},
         check=True,
         timeout=SLOWEST_S,
     )
