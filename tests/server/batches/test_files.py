@@ -264,7 +264,10 @@ def test_a_form_that_is_cut_off_is_refused(tmp_path: Path) -> None:
                 form.finish()
 
 
-def test_storage_that_cannot_be_used_is_a_503(tmp_path: Path) -> None:
+def test_storage_that_cannot_be_used_is_a_503(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     with Live() as server:
         (tmp_path / "file").write_text("no directory")
         batches = server.server.batches
