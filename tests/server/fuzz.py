@@ -158,6 +158,14 @@ BODIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "/v1/messages/count_tokens": ({"messages": [MESSAGE]}, {"system": "a", "tools": []}),
+    "/parse_function_call": (
+        {"text": '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', "tools": [TOOL]},
+        {"tool_call_parser": "hermes"},
+    ),
+    "/separate_reasoning": (
+        {"text": "<think>a</think>b", "reasoning_parser": "think"},
+        {"reasoning_parser": "kimi"},
+    ),
     "/tokenize": (
         {"prompt": "the fox"},
         {
@@ -165,6 +173,7 @@ BODIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "messages": [MESSAGE],
             "add_special_tokens": False,
             "chat_template_kwargs": {},
+            "tools": [TOOL],
         },
     ),
     "/detokenize": ({"tokens": [5, 6]}, {"tokens": [[5], [6]], "skip_special_tokens": False}),
