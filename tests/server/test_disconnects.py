@@ -62,7 +62,7 @@ def test_leaving_aborts(path: str, stage: str):
             while read.count(b"data: ") < 5:
                 read += connection.recv(4096)
         wait_until(lambda: len(engine.submitted) == requests)
-        assert live.server.in_flight == 1
+        wait_until(lambda: live.server.in_flight == 1)
         connection.close()
         wait_until(lambda: len(engine.aborted) == requests and not engine.running)
         wait_until(lambda: live.server.in_flight == 0)

@@ -199,6 +199,9 @@ class OutputPlan:
                         "the beginning of its calls cannot be told from text.",
                         "tools",
                     )
+        is_alone = calls is None and not parsers.is_harmony
+        if is_alone and (parsers.reasoning is None or thinking == "none"):
+            return None, parser
         answer = None if spec is None else self._format(spec)
         if parsers.is_harmony:
             return after_analysis(

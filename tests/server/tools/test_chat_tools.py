@@ -494,3 +494,18 @@ def test_a_prompt_of_token_ids_may_end_inside_thoughts():
         body = {"input_ids": [*b"<user>hi<assistant><think>"]}
         got = message(live.post("/v1/chat/completions", body))
         assert (got["reasoning_content"], got["content"]) == ("Hm.", "Yes.")
+
+
+def test_structural_tags_of_the_older_form_stand_alone(hermes: Live):
+    older = {
+        "type": "structural_tag",
+        "structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}],
+        "triggers": ["<f"],
+    }
+    assert hermes.chat(response_format=older).status_code == 200
+    grammar = hermes.engine.submitted[-1].grammar
+    assert grammar is not None
+    assert json.loads(grammar.text) == older
+    response = hermes.chat(response_format=older, tools=TOOLS)
+    assert response.status_code == 400
+    assert "the older form goes with neither" in response.json()["message"]

@@ -34,7 +34,7 @@ def format_of(spec: GrammarSpec) -> Format:
     if isinstance(document, dict) and isinstance(document.get("format"), dict):
         found: Format = document["format"]
         return found
-    raise ValueError("it needs a format; the older form cannot follow reasoning")
+    raise ValueError("it needs a format; the older form goes with neither tools nor reasoning")
 
 
 def structural_tag(found: Format) -> GrammarSpec:
