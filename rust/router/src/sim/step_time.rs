@@ -24,7 +24,7 @@ impl Work {
         } else {
             let (query, computed) = (query_len as f64, computed_len as f64);
             self.prompt_tokens += query_len;
-            self.prompt_pairs += query * (computed + (query + 1.0) / 2.0);
+            self.prompt_pairs += query * (computed + f64::midpoint(query, 1.0));
         }
     }
 }
