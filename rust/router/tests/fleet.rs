@@ -148,7 +148,7 @@ fn a_trace_survives_its_lines_and_copies_share_nothing() {
 
 #[test]
 fn unusable_input_is_named() {
-    let error = |json: &str| FleetConfig::from_json(json.as_bytes()).err().expect("unusable");
+    let error = |json: &str| FleetConfig::from_json(json.as_bytes()).expect_err("unusable");
     assert!(error(r#"{"workers": 0}"#).to_string().contains("workers must be 1 to 16384"));
     assert!(error(r#"{"policy": "best"}"#).to_string().contains("unknown variant `best`"));
     let line = r#"{"timestamp": 0, "input_length": 0, "output_length": 5}"#;
