@@ -177,7 +177,6 @@ def own_server(rate: float) -> Iterator[tuple[str, int]]:
 
 def serve(port: int) -> None:
     """Be the server."""
-    from trunkline.engine.process import EngineProcess
     from trunkline.server.arguments import parse_arguments
     from trunkline.server.cli import with_random_seed
     from trunkline.server.serve import run
@@ -186,9 +185,8 @@ def serve(port: int) -> None:
         ["--port", str(port), "--shutdown-grace-s", "1", "--log-level", "warning"]
     )
     config = with_random_seed(config)
-    process = EngineProcess(config.engine, module="bench.paced_engine")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run(config, process))
+        runner.run(run(config, "bench.paced_engine"))
 
 
 def report(url: str, pid: int, options: argparse.Namespace) -> None:

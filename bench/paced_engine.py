@@ -21,6 +21,7 @@ from trunkline.engine.core_config import CoreConfig
 from trunkline.engine.loop import EngineLoop, LoopOptions
 from trunkline.engine.messages import EngineFacts
 from trunkline.engine.process import run_child
+from trunkline.engine.shares import Share
 from trunkline.engine.weights import open_checkpoint
 from trunkline.plan import Plan, encode_result
 
@@ -53,7 +54,7 @@ class PacedRunner:
 class PacedEngine:
     """What `run_child` runs."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, share: Share) -> None:
         """Take tokenizer and sizes from the checkpoint; its weights stay where they are."""
         checkpoint = open_checkpoint(config.model)
         ids = checkpoint.tokenizer.encode_batch(list(string.ascii_lowercase), False)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -24,6 +24,7 @@ from trunkline.engine.stream import (
     DeadlyRequest,
     EngineDied,
     EventsLost,
+    Place,
     Request,
     RequestRefused,
     Sample,
@@ -58,8 +59,10 @@ class Client:
     Belongs to the asyncio loop that `start` runs in; every method must be called there.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, changed: Callable[[], None] | None = None) -> None:
+        """Prepare; `changed` is called when `status` has another state or epoch than before."""
         self._channel = channel
+        self._on_change = changed
         self._keys = itertools.count(1)
         self._streams: dict[int, Stream] = {}
         self._recovery = Recovery()
@@ -73,8 +76,11 @@ class Client:
         """Connect; returns before the engine is ready (see `ready` and `status`)."""
         await self._channel.open(self._deliver, self._status_changed)
 
-    async def ready(self) -> None:
+    async def ready(self, rank: int | None = None) -> None:
         """Return once the engine can take requests.
+
+        Args:
+            rank: which engine; there is one.
 
         Raises:
             EngineDied: it will never be; the message says why.
@@ -104,14 +110,34 @@ class Client:
         held = self._recovery.held
         return [*self._streams.values(), *held] if held else self._streams.values()
 
-    def submit(self, request: Request) -> Stream:
+    @property
+    def replicas(self) -> tuple[Client, ...]:
+        """The client of each engine, by rank: there is one."""
+        return (self,)
+
+    @property
+    def held(self) -> list[Stream]:
+        """What a dead engine had and the next one will get."""
+        return self._recovery.held
+
+    @property
+    def is_testing(self) -> bool:
+        """Whether the engine runs a suspect alone, while all else waits."""
+        return self._recovery.suspect is not None
+
+    def submit(self, request: Request, place: Place | None = None) -> Stream:
         """Send a request; the stream's `accepted` tells whether the engine took it.
 
         When the engine is not ready, the stream fails with `EngineDied`: only what an engine had
         is submitted again.
+
+        Args:
+            request: what to compute.
+            place: where the request is accounted for, if there are several engines.
         """
         status = self.status
         stream = Stream(request, next(self._keys), status.epoch, self._abort_stream)
+        stream.placed(place)
         if status.state != "ready":
             stream.fail(EngineDied(status.error or f"the engine is {status.state}"))
         elif self._recovery.suspect is not None:
@@ -119,6 +145,18 @@ class Client:
         else:
             self._dispatch(stream)
         return stream
+
+    def release(self, stream: Stream) -> None:
+        """Give up a held request: another client will `adopt` it."""
+        self._recovery.drop(stream)
+
+    def adopt(self, stream: Stream, place: Place) -> None:
+        """Go on with a request that another client has released."""
+        stream.moved(place, self._abort_stream)
+        if self.status.state != "ready" or self.is_testing:
+            self._recovery.hold(stream)
+        else:
+            self._submit_again(stream)
 
     def abort(self, rid: str | None = None) -> None:
         """Ask the engine to end the request or sample with this id, whosever it is; None: all."""
@@ -151,6 +189,13 @@ class Client:
         finally:
             self._controls.pop(key, None)
 
+    async def flush_cache(self) -> bool:
+        """Empty the prefix cache if the engine is idle; whether it was. Raises as `control`."""
+        return bool((await self.control("flush_cache"))["flushed"])
+
+    def report(self, rank: int, kv_used: float) -> None:
+        """Note how full the KV pool is: of use where an engine has to be chosen."""
+
     def _send(self, kind: bytes, message: msgspec.Struct, epoch: int) -> None:
         self._channel.send(kind, epoch, self._encoder.encode(message))
 
@@ -163,14 +208,17 @@ class Client:
 
     def _resubmit(self) -> None:
         """Give the engine what it may have now of what another one left."""
-        epoch = self.status.epoch
         for stream in self._recovery.due():
-            stream.resubmitted(next(self._keys), epoch)
-            self._dispatch(stream)
-            for sample in stream.samples:
-                if sample.finished is not None and sample.finished.reason in ("abort", "error"):
-                    rid = stream.rid_of(sample)
-                    self._send(messages.ABORT, messages.Abort(rid=rid), epoch)
+            self._submit_again(stream)
+
+    def _submit_again(self, stream: Stream) -> None:
+        epoch = self.status.epoch
+        stream.resubmitted(next(self._keys), epoch)
+        self._dispatch(stream)
+        for sample in stream.samples:
+            if sample.finished is not None and sample.finished.reason in ("abort", "error"):
+                rid = stream.rid_of(sample)
+                self._send(messages.ABORT, messages.Abort(rid=rid), epoch)
 
     def _abort_stream(self, stream: Stream) -> None:
         stream.want_end()
@@ -243,12 +291,13 @@ class Client:
     def _status_changed(self) -> None:
         """The channel says that the engine's state or epoch is another than before."""
         status = self.status
-        if status.state == "dead":
-            self._fail_all(EngineDied(status.error or "the engine has died"))
-        else:
-            self._engine_died(status)
+        self._engine_died(status)
         if status.state == "ready":
             self._resubmit()
+        if self._on_change is not None:
+            self._on_change()
+        if status.state == "dead":
+            self._fail_all(EngineDied(status.error or "the engine has died"))
         self._changed.set()
 
     def _engine_died(self, status: EngineStatus) -> None:

@@ -127,6 +127,32 @@ class GrammarOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelOptions:
+    """Several engines behind one address."""
+
+    dp_size: int = setting(
+        1,
+        "engine-serve: engines that each have the whole model and an equal part of memory and "
+        "cores; every one gets its part of --max-running-requests, other limits hold for each",
+        minimum=1,
+    )
+    load_balance_method: str = setting(
+        "auto",
+        "which engine gets a request: cache_aware (auto) weighs what each has to compute, less "
+        "what it probably has cached; total_tokens: the least to compute; total_requests and "
+        "shortest_queue: the fewest requests",
+        choices=(
+            "auto",
+            "cache_aware",
+            "round_robin",
+            "shortest_queue",
+            "total_requests",
+            "total_tokens",
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """General.
 
@@ -137,6 +163,7 @@ class EngineConfig:
     cache: CacheOptions = field(default_factory=CacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     grammar: GrammarOptions = field(default_factory=GrammarOptions)
+    parallel: ParallelOptions = field(default_factory=ParallelOptions)
     log_level: str = setting(
         "info", "log level", choices=("debug", "info", "warning", "error", "critical")
     )

@@ -48,6 +48,8 @@ class RequestFields(TypedDict, total=False):
     priority: int
     extra_key: str | list[str]
     cache_salt: str | list[str]
+    routed_dp_rank: int
+    data_parallel_rank: int
 
 
 class Engine:
@@ -76,6 +78,7 @@ class Engine:
             CheckpointError: the model cannot be loaded.
         """
         config = launch.engine_config({"model_path": model_path, **settings})
+        launch.check_is_single(config)
         logger = _own_logger(config.log_level if "log_level" in settings else None)
         logger.info("%s", settings_line(config))
         checkpoint = open_checkpoint(config.model)

@@ -28,6 +28,7 @@ from trunkline.engine.loop import EngineLoop, LoopOptions
 from trunkline.engine.messages import EngineFacts, SamplingParams, Submit
 from trunkline.engine.resources import SettingError
 from trunkline.engine.runner import Runner, RunnerOptions, resolve_dtype
+from trunkline.engine.shares import Share
 from trunkline.engine.step_times import TimedExecutor
 from trunkline.engine.weights import open_checkpoint
 from trunkline.plan import Plan
@@ -95,12 +96,31 @@ def engine_config(settings: Mapping[str, object]) -> EngineConfig:
     return config
 
 
+def check_is_single(config: EngineConfig) -> None:
+    """Refuse settings of several engines where there can be only one.
+
+    Raises:
+        SettingError: there is to be more than one, or one to be chosen.
+    """
+    if config.parallel.dp_size != 1:
+        raise SettingError(
+            f"dp_size is {config.parallel.dp_size}, but an Engine in your process is one engine: "
+            "make several, or use engine-serve --dp-size"
+        )
+    if config.parallel.load_balance_method != "auto":
+        raise SettingError(
+            f"load_balance_method is {config.parallel.load_balance_method!r}, but an Engine in "
+            "your process has nothing to choose from; leave it out"
+        )
+
+
 def build(
     config: EngineConfig,
     checkpoint: Checkpoint | None = None,
     logger: logging.Logger | None = None,
     *,
     own_process: bool = False,
+    share: Share = Share(),  # noqa: B008 (it is frozen)
 ) -> LaunchedEngine:
     """Load the model and make an engine of it.
 
@@ -109,6 +129,7 @@ def build(
         checkpoint: the opened model, when the caller has it already.
         logger: where this engine logs; None: this module's.
         own_process: this process is the engine's alone; it may have a child that compiles grammars.
+        share: which of several engines this is, and what it may take.
 
     Raises:
         CheckpointError: the model cannot be loaded.
@@ -117,7 +138,7 @@ def build(
     started_at = time.monotonic()
     logger = logger or logging.getLogger(__name__)
     checkpoint = checkpoint or open_checkpoint(config.model)
-    sizes = _sizes(config, checkpoint)
+    sizes = _sizes(config, checkpoint, share)
     grammars = start_grammars(
         config.grammar,
         checkpoint.tokenizer,
@@ -167,8 +188,8 @@ def build(
     )
 
 
-def resolve_device(requested: str) -> torch.device:
-    """The device to run on.
+def resolve_device(requested: str, share: Share) -> torch.device:
+    """The device to run on; of several engines each has a CUDA device of its own.
 
     Raises:
         SettingError: it is not there.
@@ -177,6 +198,14 @@ def resolve_device(requested: str) -> torch.device:
         requested = "cuda" if torch.cuda.is_available() else "cpu"
     if requested == "cuda" and not torch.cuda.is_available():
         raise SettingError("device is cuda, but torch sees no CUDA device here; use cpu or auto")
+    if requested == "cuda" and share.count > 1:
+        if share.count > torch.cuda.device_count():
+            raise SettingError(
+                f"dp_size is {share.count}, but torch sees {torch.cuda.device_count()} CUDA "
+                "devices, and each engine needs its own"
+            )
+        torch.cuda.set_device(share.rank)
+        return torch.device("cuda", share.rank)
     return torch.device(requested)
 
 
@@ -189,17 +218,21 @@ class _Sizes:
     pool_tokens: int
 
 
-def _sizes(config: EngineConfig, checkpoint: Checkpoint) -> _Sizes:
+def _sizes(config: EngineConfig, checkpoint: Checkpoint, share: Share) -> _Sizes:
     resources.check_queue_order(config.scheduler)
     model = checkpoint.config
-    device = resolve_device(config.model.device)
+    device = resolve_device(config.model.device, share)
     dtype = resolve_dtype(config.model.dtype, model.dtype, device)
     on_host = device.type == "cpu"
+    free = _free_bytes(device)
+    if on_host and share.host_bytes is not None:
+        free = min(free, share.host_bytes)
     memory = resources.Memory(
-        free=_free_bytes(device),
+        free=free,
         weights=resources.weight_bytes(model, dtype.itemsize),
         per_token=resources.kv_token_bytes(model, dtype.itemsize),
         on_host=on_host,
+        num_engines=share.count if on_host else 1,
     )
     context_len = resources.context_length(config.model.context_length, model)
     max_running = resources.max_running_requests(config.scheduler, on_host=on_host)

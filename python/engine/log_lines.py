@@ -6,8 +6,10 @@ import logging
 import sys
 
 
-def handler() -> logging.Handler:
-    """A handler that writes such lines."""
+def handler(tag: str = "") -> logging.Handler:
+    """A handler that writes such lines; a tag tells which of several processes they are of."""
     lines = logging.StreamHandler(sys.stderr)
-    lines.setFormatter(logging.Formatter("[%(asctime)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
+    lines.setFormatter(
+        logging.Formatter(f"[%(asctime)s{tag and f' {tag}'}] %(message)s", "%Y-%m-%d %H:%M:%S")
+    )
     return lines

@@ -16,6 +16,8 @@ from typing import Any, Final, Protocol, TypeVar
 from trunkline.engine.client import Request
 from trunkline.engine.config import SchedulerOptions
 from trunkline.engine.messages import LogprobRequest
+from trunkline.engine.ranks import FIELDS as RANK_FIELDS
+from trunkline.engine.ranks import parse_rank
 from trunkline.engine.validation import (
     Limits,
     ParsedSampling,
@@ -37,7 +39,7 @@ SUPPORTED: Final = frozenset(
     (
         "text input_ids sampling_params rid stream return_logprob logprob_start_len "
         "top_logprobs_num token_ids_logprob return_text_in_logprobs return_prompt_token_ids "
-        "priority extra_key cache_salt"
+        "priority extra_key cache_salt routed_dp_rank data_parallel_rank"
     ).split()
 )
 # Without return_logprob they say nothing, and are named as ignored unless they ask for nothing.
@@ -65,8 +67,6 @@ UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "return_sampling_mask": (False,),
     "sampling_logprobs_mode": (),
     "log_metrics": (True,),
-    "routed_dp_rank": (0,),
-    "data_parallel_rank": (0,),
     "disagg_prefill_dp_rank": (),
     "bootstrap_host": (),
     "bootstrap_port": (),
@@ -95,7 +95,8 @@ class RequestContext:
 
     `defaults` are sampling parameters by native name under what the client sends; `stream_interval`
     is the number of tokens between streamed updates when the client does not say;
-    `processed_logprobs` are those of `LogprobRequest.processed`.
+    `processed_logprobs` are those of `LogprobRequest.processed`; `dp_size` is how many engines
+    there are.
     """
 
     tokenizer: TextEncoder
@@ -105,6 +106,7 @@ class RequestContext:
     stream_interval: int = 1
     priority_scheduling: bool = False
     processed_logprobs: bool = False
+    dp_size: int = 1
 
     @classmethod
     def of(
@@ -134,6 +136,7 @@ class RequestOptions:
     priority: int = 0
     namespace: str = ""
     logprobs: LogprobRequest | None = None
+    dp_rank: int | None = None
     received_ts: float
 
 
@@ -187,6 +190,7 @@ def parse_generate(
         )
     ]
     priority = parse_priority(body.get("priority"), context)
+    dp_rank = parse_rank({name: body.get(name) for name in RANK_FIELDS}, context.dp_size)
     logprobs = rows.logprobs(prompts, context)
     num_samples = sum(one.n for one in parsed) if len(parsed) > 1 else parsed[0].n * len(prompts)
     check_samples(num_samples, context.limits)
@@ -197,6 +201,7 @@ def parse_generate(
             priority=priority,
             namespace=namespaces[row],
             logprobs=logprobs[row],
+            dp_rank=dp_rank,
             received_ts=received_ts,
         )
         sampling = parsed[row] if len(parsed) > 1 else parsed[0]
@@ -235,6 +240,7 @@ def make_request(
         namespace=options.namespace,
         logprobs=options.logprobs,
         grammar=parsed.grammar,
+        dp_rank=options.dp_rank,
         received_ts=options.received_ts,
     )
 

@@ -116,7 +116,7 @@ def _meta_info(
         "cached_tokens": started.cached_device + started.cached_host if started else 0,
         "weight_versions": versions if finished else None,
         "cached_tokens_details": _cached_details(started),
-        "dp_rank": None,
+        "dp_rank": stream.dp_rank,
         "e2e_latency": _difference(sample.finished_ts, request.received_ts),
         "request_received_ts": request.received_ts,
         "first_token_latency": _difference(first_ts, request.received_ts),

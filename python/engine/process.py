@@ -25,7 +25,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
@@ -37,9 +36,11 @@ from trunkline.engine.checkpoint import CheckpointError
 from trunkline.engine.config import EngineConfig
 from trunkline.engine.loop import EngineLoop
 from trunkline.engine.messages import EngineFacts, EngineStatus
+from trunkline.engine.shares import Share
 
 logger = logging.getLogger(__name__)
 
+CPU_THREADS: Final = "TRUNKLINE_CPU_THREADS"  # `kernels/cpu/backend.py` reads it
 STOP_GRACE_S: Final = 3.0  # a child whose lifeline has closed may finish its step for so long
 MAX_PARENT_CHARS: Final = 64  # of the 107 that a socket's path may have
 BACKOFF_S: Final = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -50,6 +51,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     """First line of the child's standard input."""
 
     config: EngineConfig
+    share: Share
     epoch: int
     directory: str
 
@@ -106,9 +108,22 @@ class EngineProcess:
     `watchdog_timeout` is killed first. Needs no signal handler and no child watcher.
     """
 
-    def __init__(self, config: EngineConfig, module: str = "trunkline.engine.process") -> None:
-        """Prepare; `module` is what the child runs (it must call `run_child`)."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        module: str = "trunkline.engine.process",
+        share: Share = Share(),  # noqa: B008 (it is frozen)
+    ) -> None:
+        """Prepare.
+
+        Args:
+            config: the settings.
+            module: what the child runs (it must call `run_child`).
+            share: which of several engines it is, and what it may take.
+        """
         self._config = config
+        self._share = share
+        self._name = f"engine {share.rank}" if share.count > 1 else "engine"
         self._module = module
         self._epoch = 0
         self._status = EngineStatus(state="starting", epoch=0)
@@ -190,7 +205,7 @@ class EngineProcess:
                 return
             failures = 1 if time.monotonic() - started_at > STABLE_S else failures + 1
             pause_s = BACKOFF_S[min(failures, len(BACKOFF_S)) - 1]
-            logger.error("%s; starting it again in %.0f s", error, pause_s)
+            logger.error("%s; starting %s again in %.0f s", error, self._name, pause_s)
             self._set_status("starting", error=error)
             await asyncio.sleep(pause_s)
 
@@ -203,10 +218,15 @@ class EngineProcess:
         self._stuck = ""
         read_end, write_end = os.pipe()
         try:
-            process = self._process = _spawn(self._module, write_end)
+            process = self._process = _spawn(self._module, write_end, self._share)
         finally:
             os.close(write_end)
-        boot = Boot(config=self._config, epoch=self._epoch, directory=str(self._directory))
+        boot = Boot(
+            config=self._config,
+            share=self._share,
+            epoch=self._epoch,
+            directory=str(self._directory),
+        )
         self._set_status("starting", error=self._status.error)
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died at once: the pipe's end tells
@@ -281,12 +301,15 @@ class EngineProcess:
         self._changed()
 
 
-def _spawn(module: str, status_pipe: int) -> subprocess.Popen[bytes]:
+def _spawn(module: str, status_pipe: int, share: Share) -> subprocess.Popen[bytes]:
     """Start a child in a session of its own: a terminal's Ctrl-C is its parent's to handle."""
     environment = dict(os.environ)
     # Threads that spin for work starve each other when anything else needs a core, the HTTP process
     # for one: a step then takes ten times as long. Read when torch loads.
     environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if share.threads is not None:
+        for variable in (CPU_THREADS, "OMP_NUM_THREADS"):
+            environment.setdefault(variable, str(share.threads))
     package_root = str(Path(__file__).parents[2])
     if package_root not in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
         known = [path for path in (environment.get("PYTHONPATH"),) if path]
@@ -342,7 +365,7 @@ class _Lifeline:
         os._exit(0)
 
 
-def run_child(build: Callable[[EngineConfig], Launched]) -> None:
+def run_child(build: Callable[[EngineConfig, Share], Launched]) -> None:
     """Be the child: build an engine as the boot record says, and serve until the lifeline closes.
 
     Exits with code 1 when the engine cannot be built, after reporting why.
@@ -355,10 +378,11 @@ def run_child(build: Callable[[EngineConfig], Launched]) -> None:
     faulthandler.enable()
     boot = msgspec.json.decode(_read_line(0), type=Boot)
     lifeline = _Lifeline(boot.directory)
-    configure_logging(boot.config.log_level)
+    share = boot.share
+    configure_logging(boot.config.log_level, f"DP{share.rank}" if share.count > 1 else "")
     heartbeat = Heartbeat(Path(boot.directory) / "heartbeat")
     try:
-        engine = build(boot.config)
+        engine = build(boot.config, share)
     except Exception as error:
         if isinstance(
             error, CheckpointError | ValueError
@@ -379,10 +403,10 @@ def run_child(build: Callable[[EngineConfig], Launched]) -> None:
     shutil.rmtree(boot.directory, ignore_errors=True)
 
 
-def configure_logging(level: str) -> None:
+def configure_logging(level: str, tag: str = "") -> None:
     """Write the log of an engine process to standard error, libraries' lines too."""
     root = logging.getLogger()
-    root.handlers[:] = [log_lines.handler()]
+    root.handlers[:] = [log_lines.handler(tag)]
     root.setLevel(level.upper())
 
 
@@ -405,4 +429,4 @@ def _report(status_pipe: int, report: Report) -> None:
 if __name__ == "__main__":
     from trunkline.engine.launch import build  # the parent does without models and devices
 
-    run_child(partial(build, own_process=True))
+    run_child(lambda config, share: build(config, share=share, own_process=True))

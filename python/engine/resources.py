@@ -16,7 +16,8 @@ from trunkline.engine.config import CacheOptions, SchedulerOptions
 from trunkline.engine.models.config import DecoderConfig
 
 GIB: Final = 1 << 30
-# Without --mem-fraction-static a CPU engine takes this share of what is free, and at most so much.
+# Without --mem-fraction-static the engines on a CPU take this share of what is free, and at most so
+# much, together.
 HOST_MEMORY_SHARE: Final = 0.4
 HOST_POOL_LIMIT_BYTES: Final = 4 * GIB
 DEVICE_MEMORY_SHARE: Final = 0.88
@@ -35,10 +36,11 @@ class SettingError(ValueError):
 class Memory:
     """Memory of the device that holds weights and KV pool, in bytes."""
 
-    free: int  # before weights and pool
+    free: int  # for this engine, before weights and pool
     weights: int
     per_token: int  # KV of one token position
     on_host: bool
+    num_engines: int = 1  # that share the device
 
 
 def weight_bytes(config: DecoderConfig, item_bytes: int) -> int:
@@ -109,7 +111,7 @@ def pool_tokens(options: CacheOptions, memory: Memory, context_len: int, max_run
     limit = memory.free
     if share is None:
         share = HOST_MEMORY_SHARE if memory.on_host else DEVICE_MEMORY_SHARE
-        limit = HOST_POOL_LIMIT_BYTES if memory.on_host else memory.free
+        limit = HOST_POOL_LIMIT_BYTES // memory.num_engines if memory.on_host else memory.free
     pool_bytes = min(int(memory.free * share) - memory.weights, limit)
     if pool_bytes < page * memory.per_token:
         raise SettingError(

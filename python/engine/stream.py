@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from trunkline.engine import messages
 from trunkline.engine.messages import Logprobs, SamplingParams
@@ -20,7 +20,8 @@ class Request:
     """One validated, tokenised request.
 
     `stream_interval` is the number of tokens between updates; 0 gives one at the end.
-    `received_ts` is when the API saw it (unix seconds).
+    `received_ts` is when the API saw it (unix seconds). `dp_rank`
+    names the one of several engines that must run it.
     """
 
     rid: str
@@ -33,6 +34,7 @@ class Request:
     request_class: int = 0
     logprobs: messages.LogprobRequest | None = None
     grammar: messages.GrammarSpec | None = None
+    dp_rank: int | None = None
     received_ts: float
 
 
@@ -170,13 +172,38 @@ class Sample:
         return update
 
 
+# How a request leaves its place: to its end; refused, or lost with its engine; ended by its client.
+Outcome = Literal["completed", "refused", "cancelled"]
+
+
+class Place(Protocol):
+    """The account that is kept of a stream's engine, where there are several."""
+
+    @property
+    def rank(self) -> int:
+        """Which engine it is."""
+
+    def started(self) -> None:
+        """The first token is there; may be told again."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """The stream has ended, or goes on elsewhere."""
+
+
 class Stream:
-    """One request in flight. Belongs to its client's asyncio loop; one consumer at a time."""
+    """One request in flight. Belongs to its client's asyncio loop; one consumer at a time.
+
+    `dp_rank` is the engine that has it, or had it at its end; None where there is only one. `moves`
+    counts how often it went from one to another.
+    """
 
     def __init__(
         self, request: Request, key: int, epoch: int, abort: Callable[[Stream], None]
     ) -> None:
         self.request = request
+        self.dp_rank: int | None = None
+        self.moves = 0
+        self._place: Place | None = None
         self.samples = [Sample(index) for index in range(request.n)]
         self.dispatched_ts = 0.0
         self.key = key
@@ -260,6 +287,23 @@ class Stream:
         self.is_resubmission = self.dispatched_ts > 0
         self._submitted_tokens = self._num_tokens
 
+    def placed(self, place: Place | None) -> None:
+        """Be accounted for there until the end; called by the client."""
+        self._place = place
+        self.dp_rank = place.rank if place else None
+
+    def moved(self, place: Place, abort: Callable[[Stream], None]) -> None:
+        """Belong to another client from now on; called by it."""
+        self._leave("refused")
+        self.placed(place)
+        self.moves += 1
+        self._abort = abort
+
+    def _leave(self, outcome: Outcome) -> None:
+        place, self._place = self._place, None
+        if place is not None:
+            place.ended(outcome)
+
     def abort(self) -> None:
         """Ask the engine to end the request. Idempotent, and harmless after the end."""
         self._abort(self)
@@ -278,6 +322,7 @@ class Stream:
     def fail(self, error: Exception) -> None:
         """End with an error; called by the client."""
         self._error = error
+        self._leave("cancelled" if self.aborted else "refused")
         self._wake.set()
 
     def want_end(self, rid: str | None = None) -> None:
@@ -305,11 +350,14 @@ class Stream:
                 self._accepted = True
             case messages.Refused():
                 self._error = RequestRefused(event.status, event.kind, event.message, event.param)
+                self._leave("refused")
                 self._wake.set()
                 return True
             case messages.Started():
                 sample = self.samples[event.sample]
                 sample.started = sample.started or event
+                if self._place is not None:
+                    self._place.started()
             case messages.Delta() | messages.Finished():
                 self._accepted = True
                 sample = self.samples[event.sample]
@@ -321,6 +369,8 @@ class Stream:
                     update if earlier is None else _merged(earlier, update)
                 )
                 self._unfinished -= update.finished
+                if not self._unfinished:
+                    self._leave("cancelled" if self.aborted else "completed")
         self._wake.set()
         return self._unfinished == 0
 

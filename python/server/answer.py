@@ -18,6 +18,7 @@ from trunkline.engine.validation import RequestError
 from trunkline.server.errors import FAILURES, Failure, describe
 from trunkline.server.http import DONE, event_frames, json_response
 from trunkline.server.meter import Meter
+from trunkline.server.pinning import pinned
 from trunkline.server.request_log import RequestLog
 from trunkline.server.state import Server
 
@@ -125,9 +126,10 @@ class Generation:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         server, job = self._server, self._job
+        requests = pinned(job.requests, scope, server.native.dp_size)
         log = RequestLog(server)
-        log.received(job.requests)
-        streams = [server.client.submit(request) for request in job.requests]
+        log.received(requests)
+        streams = [server.client.submit(request) for request in requests]
         meter = Meter(server.metrics, streams, job.stream)
         gone = asyncio.create_task(_disconnected(receive))
         if job.stream:

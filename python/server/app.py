@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from trunkline.engine.client import Client
+from trunkline.engine.fleet import Fleet
 from trunkline.engine.native_request import RequestContext
 from trunkline.engine.validation import (
     Limits,
@@ -41,7 +42,7 @@ from trunkline.server.token_text import Tokenizer, TokenTexts
 
 
 def create_app(
-    client: Client,
+    client: Client | Fleet,
     tokenizer: Tokenizer,
     chat_template: ChatTemplate,
     config: ServerConfig,
@@ -54,7 +55,7 @@ def create_app(
     must the state's `batches`.
 
     Args:
-        client: the engine's client, living in the loop that runs the app.
+        client: the engine's client, or that of several, living in the loop that runs the app.
         tokenizer: the model's.
         chat_template: the model's, or the one that was given instead.
         config: all settings.
@@ -68,9 +69,14 @@ def create_app(
     preferred = preferred_sampling(config, limits)
     by_model = config.api.sampling_defaults == "model"
     recommended = usable_defaults(model_sampling, limits) if by_model else {}
-    metrics = Metrics(model.name, sglang_names=config.api.metrics_sglang_names)
-
-    native = RequestContext.of(config.engine.scheduler, tokenizer, limits, preferred)
+    num_engines = len(client.replicas)
+    metrics = Metrics(
+        model.name, sglang_names=config.api.metrics_sglang_names, num_engines=num_engines
+    )
+    native = replace(
+        RequestContext.of(config.engine.scheduler, tokenizer, limits, preferred),
+        dp_size=num_engines,
+    )
     server = Server(
         client=client,
         tokenizer=tokenizer,
@@ -98,7 +104,7 @@ def create_app(
                 Edge,
                 metrics=metrics,
                 routes=ROUTES,
-                load=LoadHeader(client, metrics.engine).value if config.api.load_header else None,
+                load=LoadHeader(client, metrics.engines).value if config.api.load_header else None,
             ),
             Middleware(
                 CORSMiddleware,

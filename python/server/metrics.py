@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -75,6 +76,7 @@ ENGINE_COUNTERS: Final[Mapping[str, str]] = {
     "grammar_compile_seconds_total": "Time spent compiling grammars.",
 }
 _MODEL: Final = "model_name"
+_RANK: Final = "dp_rank"
 Labels = tuple[str, ...]
 
 
@@ -101,21 +103,35 @@ class _Distribution:
         return rows
 
 
-class Metrics:
-    """Counts and distributions of one app, and the engine's figures as last told.
+@dataclass(slots=True)
+class EngineFigures:
+    """What one engine last told, by the names of `ENGINE_GAUGES` and `ENGINE_COUNTERS`.
 
-    Belongs to the app's asyncio loop. `engine_ts` is when the engine told its figures.
+    `told_ts` is when (unix seconds); `is_up` whether it can take requests.
     """
 
-    def __init__(self, model_name: str, *, sglang_names: bool = False) -> None:
+    rank: int
+    values: dict[str, float] = field(default_factory=dict)
+    told_ts: float = 0.0
+    is_up: bool = False
+
+
+class Metrics:
+    """Counts and distributions of one app, and its engines' figures.
+
+    Belongs to the app's asyncio loop. Where there are several engines, their figures are labelled
+    with their rank.
+    """
+
+    def __init__(
+        self, model_name: str, *, sglang_names: bool = False, num_engines: int = 1
+    ) -> None:
         self._model_name = model_name
         self._prefixes = ("engine_", "sglang:") if sglang_names else ("engine_",)
         self._counters: dict[str, dict[Labels, float]] = {name: {} for name in COUNTERS}
         self._histograms: dict[str, dict[Labels, _Distribution]] = {n: {} for n in HISTOGRAMS}
-        self.engine: dict[str, float] = {}
-        self.engine_ts = 0.0
+        self.engines = [EngineFigures(rank) for rank in range(num_engines)]
         self.http_active = 0
-        self.engine_up = False
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         for name, (_, labels) in COUNTERS.items():
@@ -153,28 +169,45 @@ class Metrics:
             yield from self._histogram_families(prefix)
 
     def _gauges(self, prefix: str) -> Iterator[Metric]:
-        figures: list[tuple[str, str, float]] = [
-            (name, text, self.engine[name])
-            for name, text in ENGINE_GAUGES.items()
-            if name in self.engine
-        ]
-        figures.append(("http_requests_active", "HTTP requests in progress.", self.http_active))
-        figures.append(("up", "Whether the engine can take requests.", float(self.engine_up)))
-        for name, text, value in figures:
-            family = GaugeMetricFamily(prefix + name, text, labels=[_MODEL])
-            family.add_metric([self._model_name], value)
-            yield family
+        for name, text in ENGINE_GAUGES.items():
+            values = self._told(name)
+            if values:
+                yield self._by_rank(GaugeMetricFamily, prefix + name, text, values)
+        active = GaugeMetricFamily(
+            prefix + "http_requests_active", "HTTP requests in progress.", labels=[_MODEL]
+        )
+        active.add_metric([self._model_name], self.http_active)
+        yield active
+        up = [(one.rank, float(one.is_up)) for one in self.engines]
+        text = "Whether the engine can take requests."
+        yield self._by_rank(GaugeMetricFamily, prefix + "up", text, up)
+
+    def _told(self, name: str) -> list[tuple[int, float]]:
+        """A figure of the engines that have told it, by rank."""
+        return [(one.rank, one.values[name]) for one in self.engines if name in one.values]
+
+    def _by_rank(
+        self,
+        kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+        name: str,
+        text: str,
+        values: Sequence[tuple[int, float]],
+    ) -> Metric:
+        several = len(self.engines) > 1
+        family = kind(name, text, labels=[_MODEL, _RANK] if several else [_MODEL])
+        for rank, value in values:
+            family.add_metric([self._model_name, *([str(rank)] if several else [])], value)
+        return family
 
     def _counter_families(self, prefix: str) -> Iterator[Metric]:
         for name, text in ENGINE_COUNTERS.items():
-            if name in self.engine:
-                family = CounterMetricFamily(prefix + name, text, labels=[_MODEL])
-                family.add_metric([self._model_name], self.engine[name])
-                yield family
+            values = self._told(name)
+            if values:
+                yield self._by_rank(CounterMetricFamily, prefix + name, text, values)
         for name, (text, labels) in COUNTERS.items():
             family = CounterMetricFamily(prefix + name, text, labels=[_MODEL, *labels])
-            for values, amount in self._counters[name].items():
-                family.add_metric([self._model_name, *values], amount)
+            for label_values, amount in self._counters[name].items():
+                family.add_metric([self._model_name, *label_values], amount)
             yield family
 
     def _histogram_families(self, prefix: str) -> Iterator[Metric]:

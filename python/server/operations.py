@@ -15,12 +15,13 @@ from starlette.responses import PlainTextResponse, Response
 from trunkline.engine.client import EngineDied, RequestRefused
 from trunkline.engine.client import Request as EngineRequest
 from trunkline.engine.config import flat_settings
-from trunkline.engine.messages import SamplingParams
+from trunkline.engine.messages import EngineStatus, SamplingParams
 from trunkline.engine.validation import RequestError, shown
 from trunkline.server import logs
 from trunkline.server.answer import request_id
 from trunkline.server.http import json_response, read_json
-from trunkline.server.state import Server, server_of
+from trunkline.server.metrics import EngineFigures
+from trunkline.server.state import server_of
 
 PROBE_TIMEOUT_S: Final = 20.0
 _FLUSH_POLL_S: Final = 0.05
@@ -111,7 +112,10 @@ async def server_info(request: Request) -> Response:
             "dtype": facts.dtype,
             "startup_time": facts.startup_s,
         }
-    body["internal_states"] = [_internal_state(server, resolved)]
+    body["internal_states"] = [
+        _internal_state(replica.status, figures)
+        for replica, figures in zip(server.client.replicas, server.metrics.engines, strict=True)
+    ]
     return json_response(body)
 
 
@@ -119,11 +123,13 @@ def _known(settings: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def _internal_state(server: Server, resolved: Mapping[str, object]) -> dict[str, object]:
-    facts, figures = server.client.status.facts, server.metrics.engine
-    state: dict[str, object] = dict(resolved)
-    state["last_gen_throughput"] = figures.get("gen_throughput")
-    state["engine"] = figures
+def _internal_state(status: EngineStatus, figures: EngineFigures) -> dict[str, object]:
+    facts = status.facts
+    state: dict[str, object] = dict(facts.settings) if facts else {}
+    state["dp_rank"] = figures.rank
+    state["state"] = status.state
+    state["last_gen_throughput"] = figures.values.get("gen_throughput")
+    state["engine"] = figures.values
     if facts is not None:
         state["effective_max_running_requests_per_dp"] = facts.max_running_requests
         state["memory_usage"] = {
@@ -139,7 +145,7 @@ async def flush_cache(request: Request) -> Response:
     """Forget cached prefixes; `?timeout=` waits that many seconds for the engine to be idle."""
     server = server_of(request)
     deadline = time.monotonic() + _timeout(request.query_params.get("timeout"))
-    while not (await server.client.control("flush_cache")).get("flushed"):
+    while not await server.client.flush_cache():
         if time.monotonic() >= deadline:
             raise RequestError(
                 "Cache not flushed: requests are running or waiting. Try later, or with ?timeout=S "

@@ -15,7 +15,7 @@ POST, GET, GET_POST = ["POST"], ["GET"], ["GET", "POST"]
 _TIMEOUT: Final = {"timeout": {"type": "number", "minimum": 0, "maximum": 3600}}
 _LOADS: Final = {
     "include": {"type": "string", "description": f"Some of {', '.join(load.BLOCKS)}."},
-    "dp_rank": {"enum": ["0"]},
+    "dp_rank": {"type": "integer", "minimum": 0},
     "format": {"enum": ["json"]},
 }
 _NOT_IDLE: Final = {400: "Requests are running or waiting, or the timeout is no number."}

@@ -15,14 +15,16 @@ import resource
 import shutil
 import signal
 import socket
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Final, TypeVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trunkline.engine.checkpoint import Checkpoint
 from trunkline.engine.client import Client
+from trunkline.engine.fleet import Fleet
 from trunkline.engine.process import EngineProcess
+from trunkline.engine.shares import equal_shares, replica_config
 from trunkline.engine.weights import open_checkpoint
 from trunkline.engine.weights.default_model import DEFAULT_MODEL
 from trunkline.server import logs
@@ -96,9 +98,9 @@ def allow_connections() -> None:
 class Signals:
     """SIGTERM and SIGINT ask to stop; a second SIGINT ends the process at once."""
 
-    def __init__(self, process: EngineProcess) -> None:
+    def __init__(self, processes: Sequence[EngineProcess]) -> None:
         self.stopping = asyncio.Event()
-        self._process = process
+        self._processes = processes
         self._interrupts = 0
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.stopping.set)
@@ -107,11 +109,12 @@ class Signals:
     def _interrupt(self) -> None:
         self._interrupts += 1
         if self._interrupts > 1:
-            if self._process.pid is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._process.pid, signal.SIGKILL)
-            if self._process.directory is not None:
-                shutil.rmtree(self._process.directory, ignore_errors=True)
+            for process in self._processes:
+                if process.pid is not None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process.pid, signal.SIGKILL)
+                if process.directory is not None:
+                    shutil.rmtree(process.directory, ignore_errors=True)
             os._exit(INTERRUPTED)
         self.stopping.set()
 
@@ -129,12 +132,12 @@ class Signals:
         return None
 
 
-async def run(config: ServerConfig, process: EngineProcess | None = None) -> None:
+async def run(config: ServerConfig, module: str = "trunkline.engine.process") -> None:
     """Serve until a signal asks to stop; nothing is left behind.
 
     Args:
         config: all settings.
-        process: the engine that is not yet started; None: one as the settings say.
+        module: what an engine's process runs.
 
     Raises:
         StartupError: the address cannot be had, or the TLS files cannot be used.
@@ -153,9 +156,11 @@ async def run(config: ServerConfig, process: EngineProcess | None = None) -> Non
     gate, stop_http = Gate(), asyncio.Event()
     http = asyncio.create_task(listen(gate, listener, config.http, stop_http, tls))
     logs.SERVER.info("INFO:     Started server process [%d]", os.getpid())
-    process = process or EngineProcess(config.engine)
-    client = Client(process)
-    signals = Signals(process)
+    engine = replica_config(config.engine)
+    shares = equal_shares(config.engine.parallel.dp_size)
+    processes = [EngineProcess(engine, module, share) for share in shares]
+    client = Client(processes[0]) if len(processes) == 1 else _fleet(config, processes)
+    signals = Signals(processes)
     server: Server | None = None
     await client.start()
     try:
@@ -182,7 +187,11 @@ async def run(config: ServerConfig, process: EngineProcess | None = None) -> Non
             await server.batches.close()
 
 
-async def _load(config: ServerConfig, client: Client, gate: Gate) -> Server:
+def _fleet(config: ServerConfig, processes: Sequence[EngineProcess]) -> Fleet:
+    return Fleet(processes, config.engine.parallel.load_balance_method)
+
+
+async def _load(config: ServerConfig, client: Client | Fleet, gate: Gate) -> Server:
     """Read what HTTP needs of the model while the engine loads, then open the gate."""
     checkpoint, model = await asyncio.to_thread(_open, config)
     await client.ready()
@@ -230,10 +239,11 @@ async def _warm_up(server: Server, app: ASGIApp) -> None:
         "text": WARMUP_TEXT,
         "sampling_params": {"temperature": 0, "max_new_tokens": WARMUP_TOKENS},
     }
-    for method, path, content in (
-        ("GET", "/model_info", b""),
-        ("POST", "/generate", json.dumps(body).encode()),
-    ):
+    requests = [("GET", "/model_info", b"")]
+    for rank in range(server.native.dp_size):
+        content = json.dumps({**body, "routed_dp_rank": rank}).encode()
+        requests.append(("POST", "/generate", content))
+    for method, path, content in requests:
         status = await _request(app, method, path, content)
         if status != 200:
             raise StartupError(f"the warm-up request {method} {path} was answered with {status}")
@@ -273,7 +283,7 @@ async def _request(app: ASGIApp, method: str, path: str, body: bytes) -> int:
     return status
 
 
-async def _drain(server: Server, client: Client) -> None:
+async def _drain(server: Server, client: Client | Fleet) -> None:
     """Refuse new work and let what is in flight end; what outlives the grace time is failed."""
     server.draining = True
     await server.batches.stop()

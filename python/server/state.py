@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from starlette.requests import Request
 
 from trunkline.engine.client import Client, ControlFailed, EngineDied
+from trunkline.engine.fleet import Fleet
 from trunkline.engine.messages import EngineStatus
 from trunkline.engine.native_request import RequestContext
 from trunkline.engine.validation import RequestError
 from trunkline.server import logs
 from trunkline.server.config import ServerConfig
-from trunkline.server.metrics import Metrics
+from trunkline.server.metrics import EngineFigures, Metrics
 from trunkline.server.openai.parsers import Parsers, Template
 from trunkline.server.openai.responses_store import ResponseStore
 from trunkline.server.token_text import Tokenizer, TokenTexts
@@ -94,7 +95,7 @@ class Server:
     `batches` is set by `create_app`.
     """
 
-    client: Client
+    client: Client | Fleet
     tokenizer: Tokenizer
     chat_template: ChatTemplate
     config: ServerConfig
@@ -167,13 +168,30 @@ class Server:
 
     async def refresh_engine_metrics(self, timeout_s: float = 1.0) -> None:
         """Fetch the engine's figures; the last ones stay if it does not answer in time."""
-        self.metrics.engine_up = self.unhealthy() is None
+        serving = not self.draining and not self.starting
+        await asyncio.gather(
+            *(
+                self._refresh(figures, replica, serving, timeout_s)
+                for figures, replica in zip(self.metrics.engines, self.client.replicas, strict=True)
+            )
+        )
+
+    async def _refresh(
+        self, figures: EngineFigures, replica: Client, serving: bool, timeout_s: float
+    ) -> None:
+        status = replica.status
+        figures.is_up = serving and status.state == "ready" and stuck(status) is None
         try:
-            stats = await asyncio.wait_for(self.client.control("stats"), timeout_s)
-        except (TimeoutError, EngineDied, ControlFailed):
+            stats = await asyncio.wait_for(replica.control("stats"), timeout_s)
+        except EngineDied:
+            if len(self.client.replicas) > 1:  # the others' figures are those of the server
+                figures.values.clear()
             return
-        self.metrics.engine.update(engine_figures(stats, self.client.status))
-        self.metrics.engine_ts = time.time()
+        except (TimeoutError, ControlFailed):
+            return
+        figures.values.update(engine_figures(stats, replica.status))
+        figures.told_ts = time.time()
+        self.client.report(figures.rank, figures.values["token_usage"])
 
     async def _follow_load(self) -> None:
         """Keep the figures fresh for the load header until nothing is in flight."""

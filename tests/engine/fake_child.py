@@ -18,6 +18,7 @@ from trunkline.engine.channel import Port
 from trunkline.engine.config import EngineConfig
 from trunkline.engine.loop import EngineLoop, LoopOptions
 from trunkline.engine.process import run_child
+from trunkline.engine.shares import Share
 from trunkline.plan import Plan
 
 DEADLY = 666
@@ -26,7 +27,7 @@ DEADLY = 666
 class FakeLaunched:
     facts = msgspec.structs.replace(FACTS, pid=os.getpid())
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, share: Share) -> None:
         self.model = config.model.model_path
         if self.model == "bad":
             raise ValueError("tensor lm_head is missing")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from tests.server.fake_engine import CONTEXT, VOCAB, ByteTokenizer, FakeEngine
 
 from trunkline.engine.chat_template import ChatTemplate, TemplateSource
 from trunkline.engine.client import Client
+from trunkline.engine.fleet import Fleet
 from trunkline.server.app import create_app
 from trunkline.server.config import ServerConfig
 from trunkline.server.connections import listen
@@ -33,7 +34,7 @@ TEMPLATE = (
 
 
 def fake_app(
-    client: Client,
+    client: Client | Fleet,
     config: ServerConfig,
     template: str | None = TEMPLATE,
     model_sampling: dict[str, Any] | None = None,
@@ -62,8 +63,10 @@ class Live:
         config: ServerConfig | None = None,
         model_sampling: dict[str, Any] | None = None,
         template: str | None = TEMPLATE,
+        more_engines: Sequence[FakeEngine] = (),
     ) -> None:
         self.engine = engine or FakeEngine()
+        self.engines = [self.engine, *more_engines]
         config = config or ServerConfig()
         self._config = replace(config, http=replace(config.http, port=0))
         self._sampling = model_sampling or {}
@@ -115,8 +118,14 @@ class Live:
     async def _serve(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.stop = asyncio.Event()
-        client = Client(self.engine)
+        parallel = self._config.engine.parallel
+        client = (
+            Client(self.engine)
+            if len(self.engines) == 1
+            else Fleet(self.engines, parallel.load_balance_method)
+        )
         await client.start()
+        await client.ready()
         app = fake_app(client, self._config, self._template, self._sampling)
         self.server: Server = app.state.server
         listener = bind(self._config.http)

@@ -66,6 +66,9 @@ ACCEPTED = [
     (["--max-queued-requests", "5"], "max_queued_requests", 5),
     (["--preferred-sampling-params", "{}"], "preferred_sampling_params", "{}"),
     (["--weight-version", "v2"], "weight_version", "v2"),
+    (["--dp-size", "2"], "dp_size", 2),
+    (["--data-parallel-size", "3"], "dp_size", 3),
+    (["--load-balance-method", "shortest_queue"], "load_balance_method", "shortest_queue"),
 ]
 FINE = [
     ["--disable-overlap-schedule"],
@@ -77,7 +80,7 @@ FINE = [
     ["--nnodes", "1", "--node-rank", "0"],
     ["--cpu-offload-gb", "0"],
     ["--base-gpu-id", "0"],
-    ["--load-balance-method", "round_robin"],
+    ["--load-balance-method", "auto"],
     ["--attention-backend", "torch_native"],
     ["--sampling-backend", "pytorch"],
     ["--max-loras-per-batch", "8"],
@@ -98,7 +101,6 @@ WARNED = [
     ["--cuda-graph-max-bs", "160"],
     ["--enable-p2p-check"],
     ["--num-continuous-decode-steps", "4"],
-    ["--load-balance-method", "shortest_queue"],
     ["--disable-outlines-disk-cache"],
     ["--disable-mla"],
     ["--torchao-config", "int8wo"],
@@ -116,7 +118,9 @@ WARNED = [
 REFUSED = [
     (["--tp-size", "2"], "--tp-size 2 is not supported: tensor parallelism"),
     (["--tensor-parallel-size", "2"], "--tp-size 2 is not supported"),
-    (["--dp", "2"], "--dp-size 2 is not supported"),
+    (["--dp", "0"], "must be at least 1"),
+    (["--load-balance-method", "follow_bootstrap_room"], "invalid choice"),
+    (["--api-workers", "2"], "--api-workers 2 is not supported"),
     (["--nnodes", "2"], "--nnodes 2 is not supported"),
     (["--nccl-init-addr", "h:1"], "--dist-init-addr h:1 is not supported"),
     (["--tokenizer-mode", "slow"], "only fast tokenizers"),

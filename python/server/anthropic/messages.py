@@ -64,12 +64,13 @@ def _prepare(fields: MessageFields, ignored: list[str], server: Server, rid: str
     message_id = f"msg_{rid}"
     rid = message_id if fields.rid is None else parse_rid(fields.rid, context.limits)
     sampling = parse_message_sampling(fields, context)
-    priority, namespace = parse_scheduling(fields, context)
+    priority, namespace, dp_rank = parse_scheduling(fields, context)
     plan = _plan(fields, server)
     options = RequestOptions(
         stream=bool(fields.stream),
         priority=priority,
         namespace=namespace,
+        dp_rank=dp_rank,
         received_ts=received_ts,
     )
     prompt = chat_prompt(server, plan, _chat(fields))

@@ -200,7 +200,8 @@ class BatchJob:
             except DeadlyRequest as death:
                 work = answers.refused(self._id, line, death)
             except EngineDied:
-                await self._shop.server.client.ready()
+                assert isinstance(work, Prepared), "it was tried"
+                await self._shop.server.client.ready(work.job.requests[0].dp_rank)
         await self._shop.results.save(work)
         self._count(work)
 

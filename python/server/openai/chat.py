@@ -106,7 +106,7 @@ def prepare_chat(body: Any, server: Server, rid: str) -> Prepared:
     include_usage, continuous = wants_usage(
         fields, server.config.api.stream_response_default_include_usage
     )
-    priority, namespace = parse_scheduling(fields, context)
+    priority, namespace, dp_rank = parse_scheduling(fields, context)
     plan = plan_output(server.parsers, _wishes(fields), context.limits)
     prompt = _prompt(fields, server, plan)
     output = plan.for_prompt(prompt.text, sampling, prompt.continued)
@@ -114,6 +114,7 @@ def prepare_chat(body: Any, server: Server, rid: str) -> Prepared:
         stream=bool(fields.stream),
         priority=priority,
         namespace=namespace,
+        dp_rank=dp_rank,
         logprobs=_logprobs(fields, context),
         received_ts=received_ts,
     )

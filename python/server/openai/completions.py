@@ -75,12 +75,13 @@ def prepare_completion(body: Any, server: Server, rid: str) -> Prepared:
     include_usage, continuous = wants_usage(
         fields, server.config.api.stream_response_default_include_usage
     )
-    priority, namespace = parse_scheduling(fields, context)
+    priority, namespace, dp_rank = parse_scheduling(fields, context)
     echo = bool(fields.echo)
     options = RequestOptions(
         stream=bool(fields.stream),
         priority=priority,
         namespace=namespace,
+        dp_rank=dp_rank,
         logprobs=_logprobs(fields.logprobs, echo, context),
         received_ts=received_ts,
     )

@@ -13,6 +13,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from trunkline.engine.native_request import RequestContext, parse_namespace, parse_priority
+from trunkline.engine.ranks import FIELDS as RANK_FIELDS
+from trunkline.engine.ranks import parse_rank
 from trunkline.engine.validation import (
     Limits,
     ParsedSampling,
@@ -70,7 +72,6 @@ UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "spaces_between_special_tokens": (True,),
     "detokenize": (True,),
     "kv_transfer_params": ({},),
-    "data_parallel_rank": (0,),
     "bootstrap_host": (),
     "bootstrap_port": (),
     "bootstrap_room": (),
@@ -95,6 +96,8 @@ class CommonFields(msgspec.Struct, kw_only=True):
     priority: Any = None
     extra_key: str | None = None
     cache_salt: str | None = None
+    routed_dp_rank: Any = None
+    data_parallel_rank: Any = None
     seed: Any = None
     min_tokens: Any = None
     max_tokens: Any = None
@@ -232,10 +235,12 @@ def _with_format(parsed: ParsedSampling, response_format: Any, limits: Limits) -
     return replace(parsed, grammar=grammar)
 
 
-def parse_scheduling(fields: CommonFields, context: RequestContext) -> tuple[int, str]:
-    """Priority and cache namespace of a body."""
+def parse_scheduling(fields: CommonFields, context: RequestContext) -> tuple[int, str, int | None]:
+    """Priority, cache namespace and the engine that must run it (None: any) of a body."""
     priority = parse_priority(fields.priority, context)
-    return priority, parse_namespace(fields.extra_key, fields.cache_salt, context.limits)
+    namespace = parse_namespace(fields.extra_key, fields.cache_salt, context.limits)
+    given = {name: getattr(fields, name) for name in RANK_FIELDS}
+    return priority, namespace, parse_rank(given, context.dp_size)
 
 
 def wanted_ids(fields: ChoiceFields) -> TokenIds:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -42,6 +43,7 @@ from trunkline.server.openai.responses_store import StoredResponse
 from trunkline.server.openai.responses_tools import TOOL_KEYS, chat_tool_choice, chat_tools
 from trunkline.server.openai.translation import chat_format, client_words, unread_keys
 from trunkline.server.openai.truncation import fitting_prompt
+from trunkline.server.pinning import pinned
 from trunkline.server.state import Server, offload, server_of
 
 _PAGE: Final = (1, 100, 20)  # least, most and default items of a page
@@ -66,7 +68,8 @@ async def create_response(request: Request) -> ASGIApp:
     server.note_ignored(prepared.job.ignored)
     names = ignored_value(prepared.job.ignored)
     headers = {IGNORED_HEADER: names} if names else {}
-    events = await background.start(server, prepared.job, reply)
+    requests = pinned(prepared.job.requests, request.scope, server.native.dp_size)
+    events = await background.start(server, replace(prepared.job, requests=requests), reply)
     if prepared.job.stream:
         return _followed(events, 0, headers)
     return json_response(reply.snapshot(), headers=headers)
@@ -117,7 +120,7 @@ def _prepare(fields: ResponseFields, ignored: list[str], server: Server, rid: st
     response_id = f"resp_{rid}"
     rid = response_id if fields.rid is None else parse_rid(fields.rid, context.limits)
     sampling = parse_sampling(fields, context, ("max_output_tokens", fields.max_output_tokens))
-    priority, namespace = parse_scheduling(fields, context)
+    priority, namespace, dp_rank = parse_scheduling(fields, context)
     plan = _plan(fields, server)
     is_stored = _is_stored(fields, server)
     items, messages = _conversation(fields, server)
@@ -125,6 +128,7 @@ def _prepare(fields: ResponseFields, ignored: list[str], server: Server, rid: st
         stream=bool(fields.stream),
         priority=priority,
         namespace=namespace,
+        dp_rank=dp_rank,
         logprobs=wanted_logprobs(fields, processed=context.processed_logprobs),
         received_ts=received_ts,
     )

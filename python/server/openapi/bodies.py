@@ -37,6 +37,8 @@ class GenerateFields(msgspec.Struct):
     return_text_in_logprobs: Any = None
     return_prompt_token_ids: Any = None
     priority: Any = None
+    routed_dp_rank: Any = None
+    data_parallel_rank: Any = None
     extra_key: Any = None
     cache_salt: Any = None
 

@@ -11,12 +11,16 @@ from typing import Final
 
 from trunkline.engine import validation
 from trunkline.engine.chat_template import ROLES
+from trunkline.engine.ranks import FIELDS as RANK_FIELDS
 from trunkline.engine.validation import Limits, Number
 from trunkline.server.openai import fields as openai_fields
 from trunkline.server.openapi.tool_fields import chat_tools
 from trunkline.server.openapi.words import Schema, nullable
 
 _INTEGER: Final[Schema] = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
+_RANK: Final[Schema] = {
+    "type": "integer", "minimum": 0, "description": "Below --dp-size."
+}  # fmt: skip
 _BOOLEAN: Final[Schema] = {"type": "boolean"}
 _TOP_LOGPROBS: Final = 20  # of the OpenAI endpoints
 
@@ -138,6 +142,7 @@ def request_fields(limits: Limits) -> Mapping[str, Schema]:
         "model": {"type": "string", "description": 'The served model\'s name, or "default".'},
         "rid": rid,
         "priority": _INTEGER,
+        **dict.fromkeys(RANK_FIELDS, _RANK),
         "messages": messages(),
         **chat_tools(),
         "max_thinking_tokens": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
@@ -178,6 +183,7 @@ def native_fields(limits: Limits) -> Mapping[str, Schema]:
         "return_text_in_logprobs": _BOOLEAN,
         "return_prompt_token_ids": _BOOLEAN,
         "priority": _INTEGER,
+        **dict.fromkeys(RANK_FIELDS, _RANK),
         "extra_key": one_or_rows(name, most),
         "cache_salt": one_or_rows(name, most),
     }

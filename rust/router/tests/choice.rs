@@ -119,6 +119,16 @@ fn load_counts_from_the_moment_of_selection() {
     }
 }
 
+#[test]
+fn the_fewest_requests_go_before_the_fewest_tokens() {
+    let mut router = router(Policy::LeastRequests, 2);
+    let long = select(&mut router, &"long prompt ".repeat(100));
+    let short = select(&mut router, "short");
+    assert_ne!(long.worker, short.worker);
+    router.finished(long.ticket, Outcome::Completed, 0.0);
+    assert_eq!(select(&mut router, &"another ".repeat(100)).worker, long.worker);
+}
+
 fn named(router: &mut Router, names: &[u64]) -> Choice {
     let prompt = Prompt::from_block_names(names, names.len() as u64 * 10, 10);
     let choice = router.select(&prompt, &Selection::default(), 0.0).expect("allowed");
@@ -293,10 +303,11 @@ fn accounts_agree_with_a_list_of_open_requests_and_return_to_zero() {
         Policy::Random,
         Policy::PowerOfTwo,
         Policy::LeastLoad,
+        Policy::LeastRequests,
         Policy::Session,
         Policy::PrefixHash,
     ];
-    for seed in 0..140 {
+    for seed in 0..160 {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let policy = policies[seed as usize % policies.len()];
         let mut router = router(policy, 3);

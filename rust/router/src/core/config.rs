@@ -21,6 +21,8 @@ pub enum Policy {
     PowerOfTwo,
     /// The least loaded one, by tokens.
     LeastLoad,
+    /// The one with the fewest requests.
+    LeastRequests,
     /// The one that the session's name names, unless it is overloaded; without a session, the least
     /// loaded one.
     Session,

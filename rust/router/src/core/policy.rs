@@ -50,6 +50,9 @@ pub(super) fn choose<'a>(
         Policy::Random => (&candidates[rng.random_range(0..candidates.len())], Reason::Policy),
         Policy::PowerOfTwo => (power_of_two(candidates, rng), Reason::Policy),
         Policy::LeastLoad => (least(candidates, rng, |one| one.backlog), Reason::Policy),
+        Policy::LeastRequests => {
+            (least(candidates, rng, |one| one.requests as f64), Reason::Policy)
+        }
         Policy::Session => match question.session {
             Some(key) => (bounded(config, key, candidates), Reason::Affinity),
             None => (least(candidates, rng, |one| one.backlog), Reason::Policy),
