@@ -183,6 +183,10 @@ class Place(Protocol):
     def rank(self) -> int:
         """Which engine it is."""
 
+    @property
+    def cached_tokens(self) -> int:
+        """How many tokens of the prompt its cache was thought to hold."""
+
     def started(self) -> None:
         """The first token is there; may be told again."""
 
@@ -194,7 +198,8 @@ class Stream:
     """One request in flight. Belongs to its client's asyncio loop; one consumer at a time.
 
     `dp_rank` is the engine that has it, or had it at its end; None where there is only one. `moves`
-    counts how often it went from one to another.
+    counts how often it went from one to another; `predicted_cached` is how many tokens of the
+    prompt the last one was thought to have cached.
     """
 
     def __init__(
@@ -203,6 +208,7 @@ class Stream:
         self.request = request
         self.dp_rank: int | None = None
         self.moves = 0
+        self.predicted_cached = 0
         self._place: Place | None = None
         self.samples = [Sample(index) for index in range(request.n)]
         self.dispatched_ts = 0.0
@@ -291,6 +297,7 @@ class Stream:
         """Be accounted for there until the end; called by the client."""
         self._place = place
         self.dp_rank = place.rank if place else None
+        self.predicted_cached = place.cached_tokens if place else 0
 
     def moved(self, place: Place, abort: Callable[[Stream], None]) -> None:
         """Belong to another client from now on; called by it."""

@@ -61,6 +61,7 @@ class Meter:
         if started is not None:
             metrics.count("cached_tokens_total", started.cached_device, "device")
             metrics.count("cached_tokens_total", started.cached_host, "host")
+            self._count_rank(stream, started.cached_device + started.cached_host)
         if any(end is None or end.reason in ("abort", "error") for end in ends):
             metrics.count("num_aborted_requests_total", 1)
             return
@@ -69,6 +70,14 @@ class Meter:
         self._observe("e2e_request_latency_seconds", finished_ts - stream.request.received_ts)
         self._observe("queue_time_seconds", max(end.queue_time for end in ends if end))
         self._time_per_token(stream, finished_ts)
+
+    def _count_rank(self, stream: Stream, found: int) -> None:
+        if stream.dp_rank is not None:
+            rank = str(stream.dp_rank)
+            self._metrics.count("dp_requests_total", 1, rank)
+            accounts = (("predicted", stream.predicted_cached), ("found", found))
+            for account, tokens in accounts:
+                self._metrics.count("dp_cached_tokens_total", tokens, rank, account)
 
     def _time_per_token(self, stream: Stream, finished_ts: float) -> None:
         for sample in stream.samples:

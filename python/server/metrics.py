@@ -43,6 +43,11 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "prompt_tokens_total": ("Prompt tokens of finished requests.", ("is_streaming",)),
     "generation_tokens_total": ("Generated tokens of finished requests.", ("is_streaming",)),
     "cached_tokens_total": ("Prompt tokens found in the prefix cache.", ("cache_source",)),
+    "dp_requests_total": ("Requests by the engine that ran them, of several.", ("dp_rank",)),
+    "dp_cached_tokens_total": (
+        "Cached prompt tokens that the choice of an engine reckoned with, and that it found.",
+        ("dp_rank", "account"),
+    ),
     "num_requests_total": ("Finished requests.", ("is_streaming",)),
     "batch_requests_total": ("Lines of batches that were answered.", ("outcome",)),
     "num_aborted_requests_total": ("Requests that were aborted before their end.", ()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,10 @@ from pathlib import Path
 import pytest
 from tests.engine.test_client import request
 from tests.engine.test_process import collected
-from tests.server.fake_engine import FakeEngine
+from tests.server.fake_engine import EOS, FakeEngine
 
 from trunkline import Engine
-from trunkline.engine.client import EngineDied, RequestRefused, Stream
+from trunkline.engine.client import DeadlyRequest, EngineDied, RequestRefused, Stream
 from trunkline.engine.config import EngineConfig, ModelOptions, ParallelOptions, SchedulerOptions
 from trunkline.engine.fleet import METHODS, Fleet
 from trunkline.engine.process import EngineProcess
@@ -181,6 +182,59 @@ def test_the_first_rank_that_is_back_takes_what_all_had() -> None:
             assert stream.samples[0].output_ids == alone.samples[0].output_ids
             assert stream.samples[0].text == alone.samples[0].text
         assert loads(fleet) == [(0, 0)] * 2
+        await fleet.close()
+
+    asyncio.run(main())
+
+
+async def disturb(engines: list[FakeEngine], numbers: random.Random) -> None:
+    """Kill and restart at random; in the end all are ready."""
+    for _ in range(numbers.randrange(2, 12)):
+        await asyncio.sleep(numbers.random() * 0.02)
+        engine = numbers.choice(engines)
+        if engine.status().state == "ready":
+            engine.kill()
+        else:
+            engine.restart()
+    for engine in engines:
+        if engine.status().state != "ready":
+            engine.restart()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_dies_every_request_ends_once_with_its_own_tokens(seed: int) -> None:
+    numbers = random.Random(seed)
+    method = numbers.choice(sorted(METHODS))
+
+    async def main() -> None:
+        engines = [FakeEngine(delay_s=0.002) for _ in range(3)]
+        fleet = await opened(engines, method)
+        disturbance = asyncio.create_task(disturb(engines, numbers))
+        streams = []
+        for number in range(40):
+            pin = numbers.choice([None, None, None, 0, 1, 2])
+            one = replace(request(f"r{number}", prompt(number % 5, number), 50), dp_rank=pin)
+            streams.append(fleet.submit(one))
+            await asyncio.sleep(numbers.random() * 0.004)
+        await disturbance
+        expected = [*b"Hello world", EOS]
+        for stream in streams:
+            if not stream.dispatched_ts:  # no engine was ready, or not the one that it named
+                with pytest.raises(EngineDied):
+                    await stream.finished()
+                continue
+            try:
+                updates = [update async for batch in stream for update in batch]
+            except DeadlyRequest:  # the third engine died under it, and it was alone there
+                continue
+            assert [token for update in updates for token in update.token_ids] == expected
+            assert "".join(update.text for update in updates) == "Hello world"
+            assert stream.moves <= 1
+            pinned = stream.request.dp_rank
+            assert pinned in (None, stream.dp_rank)
+        assert sum(stream.samples[0].finished is not None for stream in streams) >= 20
+        assert loads(fleet) == [(0, 0)] * 3
+        assert not fleet._homes
         await fleet.close()
 
     asyncio.run(main())

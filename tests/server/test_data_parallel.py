@@ -94,7 +94,7 @@ def test_a_single_engine_has_rank_0_and_does_not_tell(live: Live) -> None:
     assert response.json()["meta_info"]["dp_rank"] is None
     assert live.post("/generate", {"text": "x"}, headers={PIN: "1"}).status_code == 400
     assert "aggregate" not in live.http.get("/v1/loads").json()
-    assert "dp_rank" not in live.http.get("/metrics").text
+    assert 'dp_rank="' not in live.http.get("/metrics").text
 
 
 def test_loads_of_each_rank_and_of_all(pair: Live) -> None:
@@ -132,6 +132,14 @@ def test_metrics_have_the_rank(pair: Live) -> None:
         assert f'engine_up{{dp_rank="{rank}",model_name="fake/model"}} 1.0' in text
         labels = f'{{dp_rank="{rank}",model_name="fake/model"}}'
         assert f"engine_num_retracted_requests_total{labels} 2.0" in text
+    samples = re.findall(r"engine_dp_(\S+?)\{(.*)\} (\S+)", text)
+    assert sum(float(value) for name, _, value in samples if name == "requests_total") == 1
+    assert {
+        label for _, labels, _ in samples for label in re.findall(r'account="(\w+)"', labels)
+    } == {
+        "predicted",
+        "found",
+    }
     if which("promtool") is not None:
         check = subprocess.run(
             ["promtool", "check", "metrics"], input=text.encode(), capture_output=True
