@@ -193,7 +193,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model-path", help="default: the embedded model")
     parser.add_argument("--groups", type=int, default=16)
-    parser.add_argument("--requests-per-group", type=int, default=12)
+    parser.add_argument("--requests-per-group", type=int, default=16)
     parser.add_argument("--prefix-tokens", type=int, default=1024)
     parser.add_argument("--question-tokens", type=int, default=48)
     parser.add_argument("--output-tokens", type=int, default=16)

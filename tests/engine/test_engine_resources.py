@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from trunkline.engine import launch, resources
 from trunkline.engine.config import CacheOptions, SchedulerOptions
 from trunkline.engine.models.config import DecoderConfig
 from trunkline.engine.resources import GIB, Memory, SettingError
+from trunkline.engine.shares import Share
 
 MODEL = DecoderConfig(
     architecture="LlamaForCausalLM",
@@ -33,9 +35,24 @@ def test_sizes_of_weights_and_kv() -> None:
     assert resources.kv_token_bytes(MODEL, 2) == 23040
 
 
+def test_each_of_several_engines_has_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert str(launch.resolve_device("auto", Share())) == "cuda"
+    assert str(launch.resolve_device("auto", Share(rank=1, count=2))) == "cuda:1"
+    assert str(launch.resolve_device("cpu", Share(rank=1, count=3))) == "cpu"
+    assert chosen == [1]
+    with pytest.raises(SettingError, match="dp_size is 3, but torch sees 2"):
+        launch.resolve_device("cuda", Share(rank=0, count=3))
+
+
 def test_the_pool_takes_its_share_in_whole_pages() -> None:
     tokens = resources.pool_tokens(CacheOptions(), HOST, 8192, 256)
     assert tokens == 3 * GIB // 23040 // 16 * 16
+    of_two = replace(HOST, num_engines=2)
+    assert resources.pool_tokens(CacheOptions(), of_two, 8192, 256) == 2 * GIB // 23040 // 16 * 16
     half = CacheOptions(mem_fraction_static=0.5, page_size=1)
     assert resources.pool_tokens(half, HOST, 8192, 256) == 4 * GIB // 23040
     fixed = CacheOptions(max_total_tokens=1000)

@@ -20,6 +20,8 @@ from tests.server.live import Live
 from tests.server.process import READY, Process
 from tests.server.test_load import counts
 
+from trunkline.engine.shares import allowed_cores
+
 PIN = "X-Data-Parallel-Rank"
 
 
@@ -233,6 +235,9 @@ def test_two_real_engines_give_the_same_tokens(two_ranks: Process) -> None:
     assert all(
         re.search(rf"^\[[^]]+ DP{rank}\] max_total_num_tokens", lines, re.M) for rank in (0, 1)
     )
+    threads = str(max(1, allowed_cores() // 2))
+    for pid in _engine_pids(two_ranks):
+        assert psutil.Process(pid).environ()["TRUNKLINE_CPU_THREADS"] == threads
     states = two_ranks.http.get("/server_info").json()["internal_states"]
     assert [one["effective_max_running_requests_per_dp"] for one in states] == [4, 4]
 
