@@ -329,7 +329,7 @@ class Stream:
     def fail(self, error: Exception) -> None:
         """End with an error; called by the client."""
         self._error = error
-        self._leave("cancelled" if self.aborted else "refused")
+        self._leave("cancelled" if self._to_end else "refused")
         self._wake.set()
 
     def want_end(self, rid: str | None = None) -> None:
@@ -377,7 +377,7 @@ class Stream:
                 )
                 self._unfinished -= update.finished
                 if not self._unfinished:
-                    self._leave("cancelled" if self.aborted else "completed")
+                    self._leave("cancelled" if self._to_end else "completed")
         self._wake.set()
         return self._unfinished == 0
 
