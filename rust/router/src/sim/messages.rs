@@ -29,6 +29,7 @@ struct Sampling {
     no_stop_trim: bool,
     seed: u64,
     logit_bias: [(u32, f32); 0],
+    stop_regex: [&'static str; 0],
 }
 
 /// `Submit`.
@@ -46,6 +47,7 @@ struct Submit<'a> {
     logprobs: Option<()>,
     resume: [(); 0],
     must_prepare: bool,
+    grammar: Option<()>,
 }
 
 /// The message that submits a prompt.
@@ -67,6 +69,7 @@ pub(super) fn submit(key: u64, prompt: &[u32], max_new_tokens: u32) -> Vec<u8> {
         no_stop_trim: false,
         seed: key,
         logit_bias: [],
+        stop_regex: [],
     };
     let submit = Submit {
         key,
@@ -81,6 +84,7 @@ pub(super) fn submit(key: u64, prompt: &[u32], max_new_tokens: u32) -> Vec<u8> {
         logprobs: None,
         resume: [],
         must_prepare: false,
+        grammar: None,
     };
     rmp_serde::to_vec(&submit).expect("broken invariant: these types are msgpack's")
 }
