@@ -217,7 +217,7 @@ class Client:
         self._dispatch(stream)
         for sample in stream.samples:
             if sample.finished is not None and sample.finished.reason in ("abort", "error"):
-                rid = stream.rid_of(sample)
+                rid = stream.request.sample_rid(sample.index)
                 self._send(messages.ABORT, messages.Abort(rid=rid), epoch)
 
     def _abort_stream(self, stream: Stream) -> None:

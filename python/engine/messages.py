@@ -173,9 +173,8 @@ class Finished(msgspec.Struct, array_like=True, frozen=True, tag=5):
     """The last delta of a sample and how it ended.
 
     `reason` is stop, length, abort or error; `matched` the token id, stop string or stop pattern
-    that stopped it;
-    `status` the HTTP status that fits an abort or error (0 when the client aborted).
-    `completion_tokens` counts the stop token.
+    that stopped it; `status` the HTTP status that fits an abort or error (0 when the client
+    aborted). `completion_tokens` counts the stop token.
     """
 
     key: int

@@ -74,7 +74,7 @@ def generate_output(
 
 def sample_id(request: Request, index: int) -> str:
     """Public id of one sample: the request's, with `_k` when there are several."""
-    return request.rid if request.n == 1 else f"{request.rid}_{index}"
+    return request.rid if request.n == 1 else request.sample_rid(index)
 
 
 def finish_reason(finished: Finished | None) -> dict[str, object] | None:

@@ -37,6 +37,10 @@ class Request:
     dp_rank: int | None = None
     received_ts: float
 
+    def sample_rid(self, index: int) -> str:
+        """The id by which an abort names one sample alone."""
+        return f"{self.rid}_{index}"
+
 
 class RequestRefused(Exception):
     """The engine never took the request: nothing was computed."""
@@ -337,11 +341,8 @@ class Stream:
         if rid in (None, self.request.rid):
             self._to_end.update(range(self.request.n))
         else:
-            self._to_end.update(s.index for s in self.samples if self.rid_of(s) == rid)
-
-    def rid_of(self, sample: Sample) -> str:
-        """The id that means one sample alone."""
-        return f"{self.request.rid}_{sample.index}"
+            request = self.request
+            self._to_end.update(k for k in range(request.n) if request.sample_rid(k) == rid)
 
     def end_aborted(self, now: float) -> bool:
         """End here what was aborted and no engine has; True when nothing is left."""

@@ -2,7 +2,6 @@
 
 import json
 import socket
-import time
 from typing import Any
 
 import pytest
@@ -177,14 +176,12 @@ RAW = [
 @pytest.mark.parametrize(("raw", "words"), RAW)
 @pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions"])
 def test_raw_bodies(live: Live, path: str, raw: bytes, words: str):
-    began = time.monotonic()
     headers = {"content-type": "application/json"}
     response = live.http.post(path, content=raw, headers=headers)
     assert response.status_code == 400
     json.loads(response.content, parse_constant=lambda name: pytest.fail(name))
     if path == "/generate":
         assert words in response.json()["error"]["message"]
-    assert time.monotonic() - began < 1
     assert live.generate(text="x").status_code == 200
 
 

@@ -1,7 +1,6 @@
 //! Stop patterns: rules, limits, and random streams against a naive model.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
@@ -111,14 +110,12 @@ fn what_cannot_be_served_is_refused_with_a_reason() {
 }
 
 #[test]
-fn large_patterns_are_refused_at_once() {
-    let begin = Instant::now();
+fn large_patterns_are_refused() {
     for pattern in [r"\w{1000}", "(?:(?:a{100}){100}){100}", r"(?:\p{L}{9}\d{9}){99}"] {
         let error = Stops::new(NONE, [pattern]).unwrap_err();
         assert!(matches!(error, Error::StopPatternsTooLarge { .. }), "{pattern}");
     }
     assert!(Stops::new(NONE, vec![r"\w{40}"; 32]).is_err());
-    assert!(begin.elapsed() < Duration::from_secs(5));
 }
 
 /// The stop rule as it is written, for patterns.
