@@ -12,7 +12,7 @@ from tests.server.live import Live
 from trunkline.server.arguments import UsageError, parse_arguments, without_secrets
 from trunkline.server.config import HttpOptions, ServerConfig
 from trunkline.server.keys import Keys
-from trunkline.server.logs import ACCESS, HYPERCORN, configure
+from trunkline.server.logs import ACCESS, HYPERCORN, configure, query_without_secrets
 from trunkline.server.routes import ROUTES
 
 KEY, OTHER, ADMIN = "SENTINEL-123", "SENTINEL-456", "SENTINEL-admin"
@@ -218,3 +218,13 @@ def test_which_origins_may_call(origins: tuple[str, ...], allowed: dict[str, str
             answer = live.http.get("/v1/models", headers={"origin": origin})
             assert answer.headers.get("access-control-allow-origin") == expected
             assert "x-request-id" in answer.headers["access-control-expose-headers"]
+
+
+@pytest.mark.timeout(10)
+def test_a_query_is_searched_for_secrets_in_linear_time():
+    """The loop waits for it, and anybody may send 64 KiB."""
+    for query in ("key" * 20_000, "key=&" * 12_000, "=" * 60_000, "&" * 60_000):
+        shown = query_without_secrets(query)
+        for _ in range(20):
+            assert query_without_secrets(query) == shown
+        assert shown == query.replace("key=&", "key=***&")
