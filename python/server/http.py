@@ -16,6 +16,10 @@ from trunkline.server.errors import RETRY_AFTER_S, ErrorBody, Failure, describe,
 
 DONE: Final = b"data: [DONE]\n\n"
 _CONSTANTS: Final = (b"NaN", b"Infinity")
+_SEARCHED_BYTES: Final = 64 << 10  # of longer bodies only the place of a NaN is told, not the field
+_MAX_PATH_CHARS: Final = 256
+
+Path = tuple["Path", str] | None  # of a value in a document: that of its parent, and a step
 
 
 async def read_json(request: Request, max_bytes: int) -> tuple[Any, int]:
@@ -62,12 +66,12 @@ def decode_json(body: bytes) -> Any:
     """Decode strict JSON.
 
     Raises:
-        RequestError: it is none. A NaN or Infinity in it is reported with the field that has it.
+        RequestError: it is none. A NaN or Infinity in a short one is reported with its field.
     """
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        if any(constant in body for constant in _CONSTANTS):
+        if len(body) <= _SEARCHED_BYTES and any(constant in body for constant in _CONSTANTS):
             _refuse_constants(body)
         raise RequestError(f"the body is not valid JSON: {error}") from error
 
@@ -78,16 +82,25 @@ def _refuse_constants(body: bytes) -> None:
         document = json.loads(body)
     except (ValueError, RecursionError):
         return
-    pending: list[tuple[str, Any]] = [("", document)]
+    pending: list[tuple[Path, Any]] = [(None, document)]
     while pending:
         path, value = pending.pop()
         if isinstance(value, float) and not math.isfinite(value):
-            name = path.lstrip(".") or "the body"
-            raise RequestError(f"{name} must be a finite number, got {value}.", path.lstrip("."))
+            name = _name(path)
+            words = f"{name or 'the body'} must be a finite number, got {value}."
+            raise RequestError(words, name)
         if isinstance(value, dict):
-            pending += [(f"{path}.{key[:80]}", one) for key, one in value.items()]
+            pending += [((path, f".{key[:80]}"), one) for key, one in value.items()]
         elif isinstance(value, list):
-            pending += [(f"{path}[{index}]", one) for index, one in enumerate(value)]
+            pending += [((path, f"[{index}]"), one) for index, one in enumerate(value)]
+
+
+def _name(path: Path) -> str:
+    steps: list[str] = []
+    while path is not None:
+        path, step = path
+        steps.append(step)
+    return "".join(reversed(steps)).lstrip(".")[:_MAX_PATH_CHARS]
 
 
 def json_response(

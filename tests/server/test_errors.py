@@ -2,6 +2,7 @@
 
 import json
 import socket
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from tests.server.live import Live
 from tests.server.sse import events
 
 from trunkline.engine.messages import Refused
+from trunkline.engine.validation import RequestError
+from trunkline.server.http import decode_json
 
 GENERATE, CHAT, COMPLETION = "/generate", "/v1/chat/completions", "/v1/completions"
 BASE: dict[str, dict[str, Any]] = {
@@ -336,3 +339,21 @@ def test_the_same_rid_twice_in_flight():
             assert live.post("/abort_request", {"rid": "a"}).status_code == 200
         live.engine.hold = False
         assert live.generate(text="y", rid="a").status_code == 200
+
+
+def test_a_nan_is_named_in_memory_in_proportion_to_the_body():
+    depth = 400
+    body = (b'{"' + b"k" * 80 + b'":') * depth + b"[NaN," + b"1," * 10_000 + b"1]" + b"}" * depth
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError, match=r"k must be a finite number|k+\.k+") as caught:
+            decode_json(body)
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
+    assert len(caught.value.message) < 400
+
+
+def test_in_a_long_body_a_nan_has_a_place():
+    with pytest.raises(RequestError, match=r"not valid JSON: .*line 1 column 2 "):
+        decode_json(b"[NaN," + b"1," * 50_000 + b"1]")
