@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 import orjson
 
-from trunkline.engine.validation import RequestError
+from trunkline.engine.validation import RequestError, shown
 from trunkline.server.answer import Prepared
 from trunkline.server.openai.chat import prepare_chat
 from trunkline.server.openai.completions import prepare_completion
@@ -140,7 +140,7 @@ def parse_line(raw: RawLine, endpoint: str, max_bytes: int) -> Line:
 
 
 def _shown(entry: Mapping[str, Any], name: str) -> str:
-    return f"{entry[name]!r:.80}" if name in entry else "none"
+    return shown(entry[name]) if name in entry else "none"
 
 
 class Validation:

@@ -15,7 +15,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from trunkline.engine.validation import RequestError
+from trunkline.engine.validation import RequestError, shown
 from trunkline.server.batches.records import PURPOSES
 
 _PIECE_BYTES: Final = 1 << 20  # of a body, per visit to the disk
@@ -221,10 +221,10 @@ def check_expiry(anchor: object, seconds: object, name: str) -> int:
         RequestError: they are out of range, or counted from anything but the creation.
     """
     if anchor != "created_at":
-        raise RequestError(f"{name}.anchor must be created_at, got {anchor!r:.80}.", name)
+        raise RequestError(f"{name}.anchor must be created_at, got {shown(anchor)}.", name)
     low, high = _EXPIRY_S
     if not isinstance(seconds, int) or isinstance(seconds, bool) or not low <= seconds <= high:
         raise RequestError(
-            f"{name}.seconds must be an integer in [{low}, {high}], got {seconds!r:.80}.", name
+            f"{name}.seconds must be an integer in [{low}, {high}], got {shown(seconds)}.", name
         )
     return seconds
