@@ -14,7 +14,7 @@ SECRET: Final = "***"
 
 
 def setting(default: Any, help: str, **extra: Any) -> Any:
-    """A dataclass field with help text; `choices`, `minimum`, `env` and `secret` when given."""
+    """A dataclass field with help text; `choices`, `minimum`, `maximum`, `env`, `secret` if any."""
     return field(default=default, metadata={"help": help, **extra})
 
 

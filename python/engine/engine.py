@@ -23,6 +23,7 @@ from trunkline.engine.config import settings_line
 from trunkline.engine.local import EngineHost
 from trunkline.engine.native_request import GenerateJob, RequestContext, parse_generate
 from trunkline.engine.outputs import OutputOptions, generate_output
+from trunkline.engine.suggestions import did_you_mean
 from trunkline.engine.tokenizer import Tokenizer
 from trunkline.engine.validation import Limits
 from trunkline.engine.weights import open_checkpoint
@@ -237,7 +238,9 @@ class Engine:
     ) -> GenerateJob:
         unknown = fields.keys() - RequestFields.__annotations__.keys()
         if unknown:
-            raise TypeError(f"unknown request fields: {', '.join(sorted(unknown))}")
+            names = sorted(unknown)
+            close = did_you_mean(names[0], RequestFields.__annotations__)
+            raise TypeError(f"unknown request fields: {', '.join(names)}{close}")
         body = {"text": prompt, "sampling_params": sampling_params, "stream": stream, **fields}
         job = parse_generate(body, context)
         if job.ignored:

@@ -18,6 +18,7 @@ import msgspec
 
 from trunkline.engine.grammar.parameters import KINDS, Wrong, grammar_of
 from trunkline.engine.messages import GrammarSpec, SamplingParams
+from trunkline.engine.suggestions import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -387,7 +388,8 @@ def parse_sampling_params(
         )
     unknown = [key for key in raw if key not in SAMPLING_NAMES and key not in UNSUPPORTED]
     if unknown:
-        raise RequestError(f"unknown sampling parameter {shown(unknown[0])}.", unknown[0])
+        end = did_you_mean(unknown[0], SAMPLING_NAMES) or "."
+        raise RequestError(f"unknown sampling parameter {shown(unknown[0])}{end}", unknown[0])
     refuse_unsupported(raw, UNSUPPORTED)
     given = {
         key: value for key, value in raw.items() if value is not None or key == "max_new_tokens"

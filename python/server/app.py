@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,12 +17,8 @@ from starlette.responses import Response
 from trunkline.engine.client import Client
 from trunkline.engine.fleet import Fleet
 from trunkline.engine.native_request import RequestContext
-from trunkline.engine.validation import (
-    Limits,
-    RequestError,
-    parse_sampling_params,
-    usable_defaults,
-)
+from trunkline.engine.suggestions import did_you_mean
+from trunkline.engine.validation import Limits, usable_defaults
 from trunkline.server.answer import IGNORED_HEADER
 from trunkline.server.anthropic.errors import AnthropicEdge
 from trunkline.server.batches.service import Batches, storage_failure
@@ -36,6 +31,7 @@ from trunkline.server.metrics import Metrics
 from trunkline.server.middleware import Edge, Guard
 from trunkline.server.openai.parsers import Parsers
 from trunkline.server.openai.responses_store import ResponseStore
+from trunkline.server.preferred_sampling import preferred_sampling
 from trunkline.server.routes import ROUTES
 from trunkline.server.state import ChatTemplate, ServedModel, Server
 from trunkline.server.token_text import Tokenizer, TokenTexts
@@ -66,7 +62,7 @@ def create_app(
         RequestError: `preferred_sampling_params` is not valid.
     """
     limits = Limits(vocab_size=model.vocab_size, context_length=model.context_length)
-    preferred = preferred_sampling(config, limits)
+    preferred = preferred_sampling(config.api.preferred_sampling_params, limits)
     by_model = config.api.sampling_defaults == "model"
     recommended = usable_defaults(model_sampling, limits) if by_model else {}
     num_engines = len(client.replicas)
@@ -125,20 +121,6 @@ def create_app(
     return app
 
 
-def preferred_sampling(config: ServerConfig, limits: Limits) -> dict[str, Any]:
-    """The server's own sampling defaults, checked as a request's would be.
-
-    Raises:
-        RequestError: they are not valid.
-    """
-    try:
-        preferred = json.loads(config.api.preferred_sampling_params)
-    except ValueError as error:
-        raise RequestError(f"--preferred-sampling-params is not valid JSON: {error}") from error
-    parse_sampling_params(preferred, limits=limits, defaults={})
-    return {name: value for name, value in (preferred or {}).items() if value is not None}
-
-
 def _exception_handlers() -> dict[Any, Callable[[Request, Any], Any]]:
     return {
         HTTPException: _http_exception,
@@ -153,9 +135,23 @@ async def _failure(_: Request, failure: Failure) -> Response:
 
 
 async def _http_exception(request: Request, error: HTTPException) -> Response:
-    words = {404: f"there is no {request.url.path[:200]}", 405: "this path has other methods"}
-    response = error_response(words.get(error.status_code, error.detail), error.status_code)
-    response.headers.update(error.headers or {})
+    path, message, headers = request.scope["path"], error.detail, dict(error.headers or {})
+    shown = request.url.path[:200]
+    if error.status_code == 404:
+        paths = [route.path for route in ROUTES if "{" not in route.path]
+        message = f"there is no {shown}{did_you_mean(shown, paths)}"
+    elif error.status_code == 405:
+        methods = [
+            method
+            for route in ROUTES
+            if route.path_regex.match(path)
+            for method in sorted(route.methods or ())
+        ]
+        headers["Allow"] = ", ".join(methods)
+        allowed = " or ".join(method for method in methods if method != "HEAD")
+        message = f"{shown} takes {allowed}, not {request.method[:20]}"
+    response = error_response(message, error.status_code)
+    response.headers.update(headers)
     return response
 
 

@@ -9,26 +9,29 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import json
 import logging
+import math
 import os
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
 import yaml
 
 from trunkline.engine.config import SECRET
+from trunkline.engine.suggestions import did_you_mean
+from trunkline.engine.validation import RequestError
 from trunkline.server import access_settings
 from trunkline.server.compat_flags import ALIASES, COMPAT_FLAGS, LATER, CompatFlag
 from trunkline.server.config import ServerConfig
+from trunkline.server.flags import add_version, bounded, unrecognized
+from trunkline.server.preferred_sampling import ANY_MODEL, preferred_sampling
 
 logger = logging.getLogger(__name__)
 
 Group = TypeVar("Group")
-Number = TypeVar("Number", int, float)
 
 _LIST: Final = tuple[str, ...]
 _OPTIONAL: Final = (types.UnionType, typing.Union)
@@ -60,8 +63,15 @@ def parse_arguments(
     from_file = [] if path is None else _file_arguments(path)
     namespace: dict[str, Any] = {}
     unknown: list[str] = []
-    for words in (from_file, _environment_arguments(environment), arguments):
-        parsed, rest = parser.parse_known_args(words)
+    for origin, words in (
+        (f"--config {path}: ", from_file),
+        ("the environment: ", _environment_arguments(environment)),
+        ("", arguments),
+    ):
+        try:
+            parsed, rest = parser.parse_known_args(words)
+        except UsageError as error:
+            raise UsageError(f"{origin}{error}") from error
         namespace |= vars(parsed)
         unknown += rest
     warnings = [
@@ -78,7 +88,8 @@ def parse_arguments(
     config = _compose(ServerConfig, namespace)
     try:
         config = dataclasses.replace(config, http=access_settings.resolved(config.http))
-    except ValueError as error:
+        preferred_sampling(config.api.preferred_sampling_params, ANY_MODEL)
+    except (ValueError, RequestError) as error:
         raise UsageError(str(error)) from error
     return config, [text for text in warnings if text]
 
@@ -106,11 +117,7 @@ def _unknown(words: Sequence[str], parser: argparse.ArgumentParser) -> str:
     """What to say of words that are no flags."""
     if not words[0].startswith("-"):
         return f"unrecognized arguments: {' '.join(words)}; a model is given with --model-path"
-    # What follows a misspelt flag may be a secret.
-    flags = [word.partition("=")[0] for word in words if word.startswith("-")]
-    message = f"unrecognized arguments: {' '.join(flags)}"
-    close = difflib.get_close_matches(flags[0], parser._option_string_actions, 1)
-    return f"{message}; did you mean {close[0]}?" if close else message
+    return unrecognized(words, parser)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -124,6 +131,7 @@ def build_parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
+    add_version(parser)
     parser.add_argument(
         "--config", metavar="FILE", help="YAML file of settings, by the names of the flags"
     )
@@ -184,8 +192,9 @@ def _add_setting(
     if field.default is not None:
         words += f" (default: {field.default})"
     choices = field.metadata.get("choices")
-    minimum = field.metadata.get("minimum")
-    convert = kind if minimum is None else _at_least(kind, minimum)
+    convert = kind
+    if "minimum" in field.metadata:
+        convert = bounded(kind, field.metadata["minimum"], field.metadata.get("maximum", math.inf))
     metavar = None if choices else {int: "N", float: "X", str: "TEXT"}[kind]
     group.add_argument(
         *names, dest=field.name, type=convert, choices=choices, metavar=metavar, help=words
@@ -223,21 +232,6 @@ def _at_least_one(text: str) -> list[str]:
     if not entries:
         raise argparse.ArgumentTypeError("it is empty; leave the flag out instead")
     return entries
-
-
-def _at_least(kind: type[Number], minimum: float) -> Callable[[str], Number]:
-    """A conversion that refuses what is below `minimum`, and what is no number."""
-
-    def convert(text: str) -> Number:
-        try:
-            value = kind(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"invalid {kind.__name__} value: {text!r}") from None
-        if not value >= minimum:
-            raise argparse.ArgumentTypeError(f"must be at least {minimum}, got {text}")
-        return value
-
-    return convert
 
 
 def _add_compat(group: argparse._ArgumentGroup, flag: CompatFlag) -> None:
@@ -296,8 +290,9 @@ def _file_arguments(path: str) -> list[str]:
     words: list[str] = []
     for key, value in settings.items():
         name = str(key).replace("_", "-")
-        if name not in known or name == "config":
-            raise UsageError(f"--config {path}: unknown setting {key!r}")
+        if name not in known or name in ("config", "help", "version"):
+            close = did_you_mean(name, known)
+            raise UsageError(f"--config {path}: unknown setting {key!r}{close}")
         words += _as_words(name, value, is_switch=known[name], origin=f"--config {path}: {key}")
     return words
 

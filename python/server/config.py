@@ -18,11 +18,16 @@ class HttpOptions:
 
     host: str = setting("127.0.0.1", "address to listen on", env="TRUNKLINE_HOST")
     port: int = setting(
-        30000, "port to listen on; 0 takes a free one", env="TRUNKLINE_PORT", minimum=0
+        30000,
+        "port to listen on; 0 takes a free one",
+        env="TRUNKLINE_PORT",
+        minimum=0,
+        maximum=65535,
     )
     api_key: tuple[str, ...] = setting(
         (),
-        "clients must send one of them as a bearer token (not to /health, /ready and /metrics)",
+        "clients must send one of them, as a bearer token or in x-api-key (not to /health, "
+        "/ready, /metrics and /docs)",
         env="TRUNKLINE_API_KEY",
         secret=True,
         minimum=1,
@@ -97,7 +102,9 @@ class ApiOptions:
         minimum=0,
     )
     load_header: bool = setting(
-        True, "responses tell how busy the engine is (x-trunkline-load, for routers)"
+        True,
+        "responses tell how busy the engine is (x-trunkline-load, for routers); default: on, "
+        "--no-load-header turns it off",
     )
     metrics_sglang_names: bool = setting(
         False, "/metrics also has the metrics under their sglang: names"

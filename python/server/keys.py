@@ -34,6 +34,8 @@ class Keys:
         if any(matches):
             return 403, "this endpoint needs the server's admin key (--admin-api-key)"
         whose = "its admin key" if needs_admin else "an API key"
+        if given:
+            return 401, f"the API key is wrong: this server needs {whose}"
         return 401, (
             f"this server needs {whose}: as a bearer token in the Authorization header, "
             "or in the x-api-key header"

@@ -46,10 +46,7 @@ def _load(options: HttpOptions) -> ssl.SSLContext:
         # Without a password OpenSSL would ask for one on the terminal.
         context.load_cert_chain(options.ssl_certfile, options.ssl_keyfile, lambda: password)
     except (OSError, ssl.SSLError) as error:
-        raise TlsError(
-            f"--ssl-certfile {options.ssl_certfile} with --ssl-keyfile {options.ssl_keyfile}: "
-            f"{error.strerror or error}"
-        ) from error
+        raise TlsError(_unusable(options, error)) from error
     if options.ssl_ca_certs is not None:
         try:
             context.load_verify_locations(options.ssl_ca_certs)
@@ -57,6 +54,17 @@ def _load(options: HttpOptions) -> ssl.SSLContext:
             raise TlsError(f"--ssl-ca-certs {options.ssl_ca_certs}: {error}") from error
         context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+def _unusable(options: HttpOptions, error: OSError) -> str:
+    """Why certificate and key are not taken, and what to do about it."""
+    why = str(error.strerror or error)
+    if getattr(error, "reason", None) == "PEM_LIB":  # all that OpenSSL tells then
+        why = "no certificate and private key in PEM are found there, or the password is wrong"
+    certificate = f"--ssl-certfile {options.ssl_certfile}"
+    if options.ssl_keyfile is None:
+        return f"{certificate} without --ssl-keyfile must hold the private key, too: {why}"
+    return f"{certificate} with --ssl-keyfile {options.ssl_keyfile}: {why}"
 
 
 class _Refresh:

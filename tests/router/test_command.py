@@ -129,7 +129,12 @@ def test_metrics_are_well_formed(worker: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--polcy", "x"], "unrecognized arguments: --polcy x"),
+        (["--polcy", "x"], "unrecognized arguments: --polcy; did you mean --policy?"),
+        (["--worker-url", "http://x"], "did you mean --worker-urls?"),
+        (["http://x"], "workers are given with --worker-urls"),
+        (["--port", "65536"], "must be at most 65535, got 65536"),
+        (["--idle-timeout-s", "inf"], "must be at most"),
+        ([], "there are no workers: give --worker-urls, or --admin-api-key"),
         (["--policy", "best"], "invalid choice: 'best'"),
         (["--load-bound", "0.5"], "must be at least 1, got 0.5"),
         (["--port", "x"], "invalid int value: 'x'"),
@@ -145,6 +150,11 @@ def test_flags_go_before_the_environment() -> None:
     config, urls = parse(["--api-key", "c", "--worker-urls", "http://x", "http://y"], environment)
     assert (config.listen.api_key, config.listen.admin_api_key) == ("c", "b")
     assert urls == ["http://x", "http://y"]
+
+
+def test_workers_may_come_later() -> None:
+    assert parse(["--admin-api-key", "a"], {})[1] == []
+    assert parse([], {"TRUNKLINE_ROUTER_ADMIN_API_KEY": "a"})[1] == []
 
 
 def test_a_start_that_cannot_be_says_why(tmp_path: Path) -> None:

@@ -65,6 +65,8 @@ def test_what_a_refusal_says():
     with Live(config=server(KEY, admin=ADMIN)) as live:
         response = live.http.get("/v1/models", headers=bearer("wrong"))
         assert response.json()["error"]["type"] == "authentication_error"
+        assert response.json()["message"] == "the API key is wrong: this server needs an API key"
+        assert "Authorization header" in live.http.get("/v1/models").json()["message"]
         assert response.json()["error"]["code"] == "invalid_api_key"
         assert response.headers["www-authenticate"] == "Bearer"
         assert "x-trunkline-load" not in response.headers

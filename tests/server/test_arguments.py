@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+import trunkline
 from trunkline.engine.config import flat_settings, settings_line
 from trunkline.server.arguments import (
     UsageError,
@@ -144,6 +145,12 @@ REFUSED = [
     (["--schedule-policy", "dfs-weight"], "invalid choice: 'dfs-weight'"),
     (["--device", "xpu"], "invalid choice: 'xpu'"),
     (["--port", "x"], "invalid int value: 'x'"),
+    (["--port", "65536"], "must be at most 65535, got 65536"),
+    (["--preferred-sampling-params", "{a: 1}"], "--preferred-sampling-params is not valid JSON"),
+    (
+        ["--preferred-sampling-params", '{"max_tokens": 1}'],
+        "--preferred-sampling-params: unknown sampling parameter 'max_tokens'; did you mean",
+    ),
     (["--stream-interval", "0"], "must be at least 1, got 0"),
     (["--max-running-requests", "-5"], "must be at least 1, got -5"),
     (["--target-step-ms", "nan"], "must be at least 1, got nan"),
@@ -199,13 +206,15 @@ def test_command_line_over_environment_over_file(tmp_path: Path):
     ("text", "message"),
     [
         ("banana: 1", "unknown setting 'banana'"),
+        ("model_pth: x", "unknown setting 'model_pth'; did you mean model-path?"),
         ("config: x", "unknown setting 'config'"),
+        ("version: 1", "unknown setting 'version'"),
         ("- a", "must hold settings"),
         ("a: [", "is not valid YAML"),
         ("tp_size: 2", "--tp-size 2 is not supported"),
         ("port: [1, 2]", "takes one value"),
         ("log_requests: 1", "must be true or false"),
-        ("port: x", "invalid int value"),
+        ("port: x", "server.yaml: argument --port: invalid int value"),
     ],
 )
 def test_bad_files(tmp_path: Path, text: str, message: str):
@@ -228,7 +237,7 @@ def test_a_missing_file():
 
 
 def test_a_bad_environment_variable():
-    with pytest.raises(UsageError, match="invalid int value"):
+    with pytest.raises(UsageError, match="the environment: argument --port: invalid int value"):
         parse(environment={"TRUNKLINE_PORT": "x"})
 
 
@@ -282,3 +291,10 @@ def test_help(capsys: pytest.CaptureFixture[str]):
     shown = capsys.readouterr().out
     for group in ("Which model", "The HTTP server", "Queueing and batching"):
         assert group in shown
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"engine-serve {trunkline.__version__}\n"

@@ -250,10 +250,21 @@ def test_too_long_a_body_is_413(live: Live):
 
 def test_unknown_paths_and_methods(live: Live):
     assert live.http.get("/nope").json()["error"]["message"] == "there is no /nope"
+    for path, meant in {
+        "/chat/completions": "/v1/chat/completions",
+        "/v1/v1/completions": "/v1/completions",
+        "/healthz": "/health",
+    }.items():
+        message = live.http.get(path).json()["message"]
+        assert message == f"there is no {path}; did you mean {meant}?"
     response = live.http.get("/generate")
     assert response.status_code == 405
+    assert response.json()["message"] == "/generate takes POST or PUT, not GET"
     assert set(response.headers["allow"].split(", ")) == {"POST", "PUT"}
     assert live.http.get("/v1/models/org%2Fother").status_code == 404
+    response = live.http.put("/v1/files")
+    assert response.json()["message"] == "/v1/files takes POST or GET, not PUT"
+    assert set(response.headers["allow"].split(", ")) == {"POST", "GET", "HEAD"}
 
 
 @pytest.mark.parametrize("path", [GENERATE, CHAT, COMPLETION])

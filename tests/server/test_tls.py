@@ -149,3 +149,10 @@ def test_unusable_files(options: HttpOptions, tmp_path: Path):
     ):
         with pytest.raises(TlsError, match="--ssl-c"):
             server_context(broken)
+
+
+def test_a_certificate_without_its_key(authority: trustme.CA, tmp_path: Path):
+    certificate = tmp_path / "certificate.pem"
+    authority.issue_cert("127.0.0.1").cert_chain_pems[0].write_to_path(certificate)
+    with pytest.raises(TlsError, match="without --ssl-keyfile must hold the private key"):
+        server_context(HttpOptions(ssl_certfile=str(certificate)))

@@ -19,7 +19,8 @@ async def get_model(request: Request) -> Response:
     server = server_of(request)
     name = request.path_params["name"]
     if name not in ("default", server.model.name):
-        message = f"The model {name[:200]!r} does not exist."
+        served = server.model.name
+        message = f"The model {name[:200]!r} does not exist; this server has {served!r}."
         return error_response(message, 404, "model", "model_not_found")
     return json_response(_card(server))
 

@@ -13,6 +13,7 @@ from dataclasses import MISSING, fields
 from typing import Any, NoReturn
 
 from trunkline._core import RouterError, serve_router
+from trunkline.server.flags import add_version, bounded, unrecognized
 from trunkline.server.router.config import RouterConfig
 
 USAGE_ERROR = 2
@@ -62,8 +63,15 @@ def parse(
         for name, variable in variables.items()
         if variable in environment
     }
-    given |= vars(parser.parse_args(arguments))
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        raise UsageError(_unknown(unknown, parser))
+    given |= vars(parsed)
     urls = given.pop("worker_urls")
+    if not urls and "admin_api_key" not in given:
+        raise UsageError(
+            "there are no workers: give --worker-urls, or --admin-api-key to add them while it runs"
+        )
     groups = {
         group.name: typing.get_type_hints(RouterConfig)[group.name]
         for group in fields(RouterConfig)
@@ -73,6 +81,12 @@ def parse(
         for name, kind in groups.items()
     }
     return RouterConfig(**made), urls
+
+
+def _unknown(words: Sequence[str], parser: argparse.ArgumentParser) -> str:
+    if words[0].startswith("-"):
+        return unrecognized(words, parser)
+    return f"unrecognized arguments: {' '.join(words)}; workers are given with --worker-urls"
 
 
 def _build_parser() -> tuple[argparse.ArgumentParser, dict[str, str]]:
@@ -88,6 +102,7 @@ def _build_parser() -> tuple[argparse.ArgumentParser, dict[str, str]]:
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
+    add_version(parser)
     parser.add_argument(
         "--worker-urls",
         nargs="*",
@@ -130,23 +145,10 @@ def _add_setting(
         words += f" (default: {default})"
     choices = metadata.get("choices")
     metavar = None if choices else {int: "N", float: "X", str: "TEXT"}[kind]
-    convert = _number(kind, metadata["minimum"]) if "minimum" in metadata else kind
+    convert = kind
+    if "minimum" in metadata:
+        convert = bounded(kind, metadata["minimum"], metadata.get("maximum", sys.float_info.max))
     group.add_argument(flag, type=convert, choices=choices, metavar=metavar, help=words)
-
-
-def _number(kind: type[float], minimum: float) -> typing.Callable[[str], float]:
-    """A conversion that refuses what is below `minimum`, and what is no number."""
-
-    def convert(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"invalid {kind.__name__} value: {text!r}") from None
-        if not minimum <= value < float("inf"):
-            raise argparse.ArgumentTypeError(f"must be at least {minimum}, got {text}")
-        return value
-
-    return convert
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ class ListenOptions:
     """Clients."""
 
     host: str = setting("127.0.0.1", "address to listen on")
-    port: int = setting(30080, "port to listen on; 0 takes a free one", minimum=0)
+    port: int = setting(30080, "port to listen on; 0 takes a free one", minimum=0, maximum=65535)
     api_key: str | None = setting(
         None,
         "clients must send it as a bearer token (not to /health, /ready and /metrics)",
