@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -344,8 +345,14 @@ def parse_token_ids(value: Any, name: str, limits: Limits, most: int) -> list[in
     return value
 
 
-def refuse_unsupported(raw: Mapping[str, Any], table: Mapping[str, tuple[object, ...]]) -> None:
+def refuse_unsupported(
+    raw: Mapping[str, Any],
+    table: Mapping[str, tuple[object, ...]],
+    instead: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Refuse the fields of `table` unless null or one of their neutral values.
+
+    `instead` names the fields that do what some of them are for.
 
     Raises:
         RequestError: a field has a value that would have an effect if it were supported.
@@ -354,6 +361,8 @@ def refuse_unsupported(raw: Mapping[str, Any], table: Mapping[str, tuple[object,
         value = raw.get(name)
         if value is None or any(type(value) is type(x) and value == x for x in neutral):
             continue
+        if name in instead:
+            raise RequestError(f"{name} is not supported: use {instead[name]}.", name)
         only = " or ".join(["null", *(json.dumps(one) for one in neutral)])
         raise RequestError(
             f"{name} is not supported by this server: it may only be {only}, got {shown(value)}.",
@@ -388,7 +397,7 @@ def parse_sampling_params(
         )
     unknown = [key for key in raw if key not in SAMPLING_NAMES and key not in UNSUPPORTED]
     if unknown:
-        end = did_you_mean(unknown[0], SAMPLING_NAMES) or "."
+        end = did_you_mean(str(unknown[0]), SAMPLING_NAMES) or "."
         raise RequestError(f"unknown sampling parameter {shown(unknown[0])}{end}", unknown[0])
     refuse_unsupported(raw, UNSUPPORTED)
     given = {

@@ -17,7 +17,7 @@ from trunkline.server.state import Server, offload, server_of
 
 
 async def generate(request: Request) -> ASGIApp:
-    """Parse, submit, answer."""
+    """Generate for one prompt or several, by this engine's own fields."""
     server = server_of(request)
     body, size = await read_json(request, server.config.http.max_body_bytes)
     rid = request_id(request)

@@ -189,6 +189,8 @@ def test_requests_that_cannot_be_served_say_why(engine: Engine) -> None:
         engine.generate()
     with pytest.raises(TypeError, match="unknown request fields: flavour"):
         engine.generate("a", flavour="salty")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="return_logprobs; did you mean return_logprob"):
+        engine.generate("a", return_logprobs=True)  # type: ignore[call-arg]
 
 
 def test_aborts_end_requests_with_what_they_have(engine: Engine) -> None:

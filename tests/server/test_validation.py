@@ -112,6 +112,10 @@ def test_accepts(raw: dict[str, Any], field: str, value: Any):
         ({"logit_bias": {"5": 1e9}}, "logit_bias values must be in [-100, 100], got 1000000000.0."),
         ({"logit_bias": [1]}, "logit_bias must be an object of token id to number."),
         ({"ignore_eos": 1}, "ignore_eos must be true or false, got 1."),
+        (
+            {"max_tokens": 1},
+            "unknown sampling parameter 'max_tokens'; did you mean max_new_tokens?",
+        ),
         ({"banana": None}, "unknown sampling parameter 'banana'."),
         ({"stop_strs": ["x"]}, "unknown sampling parameter 'stop_strs'."),
         ([1], "sampling_params must be an object, got [1]."),

@@ -82,7 +82,7 @@ class ChatFields(ChoiceFields, kw_only=True):
 
 
 async def chat_completions(request: Request) -> ASGIApp:
-    """Parse, submit, answer."""
+    """Answer a conversation, as OpenAI's Chat Completions API."""
     server = server_of(request)
     body, size = await read_json(request, server.config.http.max_body_bytes)
     prepared = await offload(size, lambda: prepare_chat(body, server, request_id(request)))

@@ -52,7 +52,7 @@ class CompletionFields(ChoiceFields, kw_only=True):
 
 
 async def completions(request: Request) -> ASGIApp:
-    """Parse, submit, answer."""
+    """Complete one prompt or several, as OpenAI's Completions API."""
     server = server_of(request)
     body, size = await read_json(request, server.config.http.max_body_bytes)
     prepared = await offload(size, lambda: prepare_completion(body, server, request_id(request)))

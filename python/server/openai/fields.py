@@ -77,6 +77,15 @@ UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "bootstrap_room": (),
 }
 
+# Other servers' fields -> what to use here.
+INSTEAD: Final = {
+    "structured_outputs": "response_format, regex or ebnf",
+    "guided_json": "response_format",
+    "guided_regex": "regex",
+    "guided_choice": "regex",
+    "guided_grammar": "ebnf",
+}
+
 
 class StreamOptions(msgspec.Struct, kw_only=True):
     """What a stream tells besides its text."""
@@ -155,7 +164,7 @@ def parse_fields(
     """
     if not isinstance(body, dict):
         raise RequestError(f"the body must be a JSON object, got {shown(body)}.")
-    refuse_unsupported(body, UNSUPPORTED)
+    refuse_unsupported(body, UNSUPPORTED, INSTEAD)
     refuse_unsupported(body, unsupported)
     try:
         typed = msgspec.convert(body, kind)
