@@ -20,12 +20,13 @@ def fresh() -> Iterator[Live]:
 
 
 @pytest.fixture(scope="session")
-def default_server() -> Iterator[Process]:
+def default_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     """A real server with the default model, for tests that only ask it things.
 
     Its context is short: what sets no limit of its own ends within seconds.
     """
-    process = Process(None, "--context-length", "512")
+    storage = str(tmp_path_factory.mktemp("storage"))
+    process = Process(None, "--context-length", "512", "--file-storage-path", storage)
     try:
         process.wait_for(READY)
         yield process

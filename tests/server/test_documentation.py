@@ -1,10 +1,11 @@
-"""The examples of README.md and docs/api.md, run as they stand (on another port)."""
+"""The programs of README.md, docs and examples, run as they stand (on another port)."""
 
 from __future__ import annotations
 
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ def blocks(name: str, language: str) -> list[str]:
 
 
 README_BASH = blocks("README.md", "bash")
+EXAMPLES = ROOT / "examples"
 README_PYTHON = blocks("README.md", "python")
 CURLS = [
     command
@@ -33,6 +35,8 @@ def test_no_example_is_missed() -> None:
     assert len(CURLS) == 2
     assert len(README_PYTHON) == 2
     assert len(blocks("docs/api.md", "json")) == 1
+    assert len(blocks("docs/engine.md", "python")) == 1
+    assert {path.stem for path in EXAMPLES.iterdir()} == {"batch", "structured_output", "tools"}
     for page in ("README.md", "docs/api.md"):
         kinds = set(re.findall(r"^```(\w+)", (ROOT / page).read_text("utf-8"), re.MULTILINE))
         assert kinds <= {"bash", "python", "json"}
@@ -56,6 +60,35 @@ def test_the_readmes_engine(capsys: pytest.CaptureFixture[str]) -> None:
     [program] = [code for code in README_PYTHON if "trunkline.Engine" in code]
     exec(program, {})
     assert "Paris" in capsys.readouterr().out
+
+
+def test_the_embedded_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    [program] = blocks("docs/engine.md", "python")
+    exec(program, {})
+    shown = capsys.readouterr().out
+    assert "Paris" in shown
+    assert "Tokyo" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("structured_output", ["City(name=", "The capital of France is Paris."]),
+        ("tools", ["get_weather({", "'celsius': 21"]),
+        ("batch", ["completed=2", "question-0", "Paris", "question-1", "Tokyo"]),
+    ],
+)
+def test_the_examples(default_server: Process, name: str, words: list[str]) -> None:
+    program = (EXAMPLES / f"{name}.py").read_text("utf-8")
+    done = subprocess.run(
+        [sys.executable, "-"],
+        input=program.replace("30000", str(default_server.port)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(word in done.stdout for word in words), done.stdout
 
 
 def test_make_knows_the_readmes_targets() -> None:
