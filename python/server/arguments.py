@@ -277,7 +277,8 @@ def _file_arguments(path: str) -> list[str]:
     """The settings of a YAML file, written as flags."""
     try:
         with open(path, encoding="utf-8") as file:
-            settings = yaml.safe_load(file)
+            text = file.read()
+        settings = yaml.safe_load(text)
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -286,6 +287,7 @@ def _file_arguments(path: str) -> list[str]:
         return []
     if not isinstance(settings, dict):
         raise UsageError(f"--config {path} must hold settings as `name: value`")
+    _refuse_repeated(text, f"--config {path}")
     known = _switches()
     words: list[str] = []
     for key, value in settings.items():
@@ -295,6 +297,17 @@ def _file_arguments(path: str) -> list[str]:
             raise UsageError(f"--config {path}: unknown setting {key!r}{close}")
         words += _as_words(name, value, is_switch=known[name], origin=f"--config {path}: {key}")
     return words
+
+
+def _refuse_repeated(text: str, origin: str) -> None:
+    """Refuse a mapping with a setting that stands there twice: YAML would take the last."""
+    node = yaml.compose(text, yaml.SafeLoader)
+    seen: set[str] = set()
+    for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+        name = str(key.value).replace("_", "-")
+        if name in seen:
+            raise UsageError(f"{origin}: {key.value!r} is set twice")
+        seen.add(name)
 
 
 def _as_words(name: str, value: object, *, is_switch: bool, origin: str) -> list[str]:

@@ -145,6 +145,11 @@ def test_what_is_not_enforced_is_refused_by_name(schema: Any, path: str, keyword
     assert (refused.value.path, refused.value.keyword) == (path, keyword)
 
 
+def test_a_misspelt_keyword_is_guessed() -> None:
+    with pytest.raises(SchemaError, match="minLenght: is not supported; did you mean minLength"):
+        schema_grammar({"minLenght": 3})
+
+
 @pytest.mark.parametrize(
     "schema",
     [

@@ -209,6 +209,8 @@ def test_command_line_over_environment_over_file(tmp_path: Path):
         ("model_pth: x", "unknown setting 'model_pth'; did you mean model-path?"),
         ("config: x", "unknown setting 'config'"),
         ("version: 1", "unknown setting 'version'"),
+        ("port: 1\nport: 2", "server.yaml: 'port' is set twice"),
+        ("page-size: 1\npage_size: 1", "'page_size' is set twice"),
         ("- a", "must hold settings"),
         ("a: [", "is not valid YAML"),
         ("tp_size: 2", "--tp-size 2 is not supported"),

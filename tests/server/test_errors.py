@@ -106,6 +106,18 @@ BAD_FIELDS = [
     (CHAT, {"response_format": "json_object"}, "response_format", "must be an object"),
     (
         CHAT,
+        {"response_format": {"type": "json_schema", "schema": {}}},
+        "response_format",
+        "unknown key 'schema'; it takes type and json_schema, and that takes schema",
+    ),
+    (
+        CHAT,
+        {"response_format": {"type": "json_schema", "json_schema": {"properties": {}}}},
+        "response_format.json_schema",
+        "unknown key 'properties'; it takes name, description, schema and strict",
+    ),
+    (
+        CHAT,
         {"response_format": {"type": "json_object"}, "regex": "a"},
         "response_format",
         "cannot both say",

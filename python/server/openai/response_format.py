@@ -31,7 +31,11 @@ def parse_response_format(value: Any, max_chars: int) -> GrammarSpec | None:
         return _accepted(document_grammar("structural_tag", NAME, value, max_chars))
     unknown = sorted(value.keys() - {"type", "json_schema"})
     if unknown:
-        raise RequestError(f"{NAME} has an unknown key {shown(unknown[0])}.", NAME)
+        raise RequestError(
+            f"{NAME} has an unknown key {shown(unknown[0])}; it takes type and json_schema, and "
+            "that takes schema.",
+            NAME,
+        )
     if kind == "json_schema":
         return _json_schema(value.get("json_schema"), max_chars)
     if value.get("json_schema") is not None:
@@ -46,7 +50,11 @@ def _json_schema(value: Any, max_chars: int) -> GrammarSpec:
         raise RequestError(f"{name} must be an object with a schema, got {shown(value)}.", name)
     unknown = sorted(value.keys() - {"name", "description", "schema", "strict"})
     if unknown:
-        raise RequestError(f"{name} has an unknown key {shown(unknown[0])}.", name)
+        raise RequestError(
+            f"{name} has an unknown key {shown(unknown[0])}; it takes name, description, schema "
+            "and strict.",
+            name,
+        )
     for key, type_, words in (
         ("name", str, "a string"),
         ("description", str, "a string"),

@@ -52,6 +52,7 @@ from trunkline.engine.grammar.schema.shapes import (
     only,
 )
 from trunkline.engine.grammar.schema.unevaluated import unevaluated_cases
+from trunkline.engine.suggestions import did_you_mean
 
 ANNOTATIONS = frozenset(
     "title description default examples example deprecated readOnly writeOnly $comment $schema "
@@ -173,7 +174,8 @@ class Alternatives:
                     handlers.setdefault(partner, self._keywords[partner])
                 continue
             if keyword not in self._keywords:
-                raise SchemaError(node.path, keyword, _REMEDIES.get(keyword, "is not supported"))
+                guess = f"is not supported{did_you_mean(keyword, self._keywords)}"
+                raise SchemaError(node.path, keyword, _REMEDIES.get(keyword, guess))
             handlers.setdefault(keyword, self._keywords[keyword])
         return list(handlers.values())
 
