@@ -80,7 +80,7 @@ LOGIT_POOLED: Final = 1
 # Bits of `sample_flags`.
 SAMPLE_LOGPROB: Final = 1
 # Values of `row_errors`.
-ROW_OK, ROW_NOT_FINITE, ROW_GRAMMAR_VIOLATED, ROW_FAILED = range(4)
+ROW_OK, ROW_NOT_FINITE, ROW_GRAMMAR_VIOLATED, ROW_FAILED, ROW_GRAMMAR_TOO_SLOW = range(5)
 
 
 class Plan:

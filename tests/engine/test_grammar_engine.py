@@ -17,6 +17,7 @@ import pytest
 
 from trunkline import Engine
 from trunkline.engine.client import RequestRefused
+from trunkline.engine.grammar import effort
 from trunkline.engine.grammar.masks import ConstrainedRunner
 from trunkline.engine.grammar.xgrammar_backend import XgrammarBackend
 from trunkline.engine.messages import GrammarSpec
@@ -288,6 +289,29 @@ def test_without_a_backend_grammars_are_refused(tiny_model: str):
         with pytest.raises(RequestRefused, match="--grammar-backend none"):
             engine.generate(input_ids=PROMPT, sampling_params={"regex": "a"})
         engine.generate(input_ids=PROMPT, sampling_params={"max_new_tokens": 2})
+
+
+@pytest.mark.parametrize(
+    "ambiguous",
+    [
+        'root ::= "a" | root root | root root root',
+        "root ::= (r0 | r1 | r2)*\n"
+        + "\n".join(
+            f'r{n} ::= "a" | "a" r{(n + 1) % 3} "a" | r{n} r{(n + 2) % 3}' for n in range(3)
+        ),
+    ],
+)
+def test_an_ambiguous_grammar_is_ended_before_it_stops_all_others(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, ambiguous: str
+):
+    monkeypatch.setattr(effort, "FREE_S", 0.1)
+    monkeypatch.setattr(effort, "TOKEN_S", 0.0)
+    params = {"ebnf": ambiguous, "min_new_tokens": 500, "max_new_tokens": 500}
+    output = engine.generate(input_ids=PROMPT, sampling_params=params)
+    reason = output["meta_info"]["finish_reason"]
+    assert "too ambiguous" in reason["message"]
+    engine.check_integrity()
+    assert engine.generate(input_ids=PROMPT, sampling_params={"regex": "a{9}"})["text"] == "a" * 9
 
 
 def test_a_continuation_without_end_is_forced_piece_by_piece(engine: Engine):

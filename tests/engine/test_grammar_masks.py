@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 from tests.kernels.plan_builder import Opened, Params, build_plan, opened_sections
 
+from trunkline.engine.grammar import effort
 from trunkline.engine.grammar.backend import Masks, Vocabulary
 from trunkline.engine.grammar.constraints import Constraint
 from trunkline.engine.grammar.masks import ConstrainedRunner, MaskSource
-from trunkline.plan import MIN_GRAMMAR_TOKENS, Plan, decode_result, encode_result
+from trunkline.plan import (
+    MIN_GRAMMAR_TOKENS,
+    ROW_GRAMMAR_TOO_SLOW,
+    Plan,
+    decode_result,
+    encode_result,
+)
 
 END = 0
 VOCABULARY = Vocabulary(tokens=["", *"abcdefg"], special_ids={}, end_ids=[END], tokenizer_json="")
@@ -172,3 +181,31 @@ def test_before_it_begins_anything_but_the_end_is_allowed():
     engine.execute(step(1, [], 1))
     engine.execute(step(2, [], 1))
     assert [mask[0, 0] & 0xFF for mask in runner.masks] == [0xFE, 0xFE, 1 << 1]
+
+
+class SlowWords(WordMatcher):
+    """Takes time for every token, as a matcher of an ambiguous grammar does."""
+
+    def accept(self, token_id: int) -> bool:
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            continue
+        return super().accept(token_id)
+
+
+def test_a_grammar_that_takes_too_long_ends_its_row_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(effort, "FREE_S", 0.05)
+    monkeypatch.setattr(effort, "TOKEN_S", 0.001)
+    monkeypatch.setattr(
+        WordBackend,
+        "matcher",
+        lambda _, words: (SlowWords if 7 in words.ids else WordMatcher)(words),
+    )
+    grammars = {1: Constraint(Words((1,) * 20 + (7,))), 2: Constraint(Words((4,) * 20))}
+    engine = constrained(ScriptedRunner(*[[1, 4]] * 10), grammars, jump=False)
+    errors = []
+    for number in range(10):
+        opened = [(0, 1), (1, 2)] if number == 0 else []
+        errors.append(decode_result(engine.execute(step(number, opened, 2)))["row_errors"].tolist())
+    assert errors[:2] == [[], []]
+    assert errors[-1] == [ROW_GRAMMAR_TOO_SLOW, 0]

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from trunkline.engine.grammar.backend import Backend, Masks, Matcher, Vocabulary
 from trunkline.engine.grammar.constraints import Constraint
+from trunkline.engine.grammar.effort import Effort, Shared
 from trunkline.plan import (
     FLAG_GRAMMAR,
     FREQUENCY_PENALTY,
@@ -29,6 +30,7 @@ from trunkline.plan import (
     PRESENCE_PENALTY,
     PROMPT_LEN,
     REPETITION_PENALTY,
+    ROW_GRAMMAR_TOO_SLOW,
     ROW_GRAMMAR_VIOLATED,
     ROW_OK,
     SAMPLE_LOGPROB,
@@ -72,16 +74,23 @@ class ConstrainedSequence:
     suppressed: IntArray
     may_jump: bool  # forced tokens need no draw: nothing but the mask depends on them
     recent: deque[int]  # the last outputs, while the constraint has not begun
+    effort: Effort  # of its request
     starts_after: tuple[int, ...] = ()
     num_outputs: int = 0
     started: bool = True
     violated: bool = False
+    is_watched: bool = False  # its calls are timed, alone: it was in one that was slow
     is_narrow: bool = False  # its last mask allowed few ids: the next may allow a single one
 
     def begins_at(self, token_id: int) -> bool:
         """Whether the constraint begins after this output, the next before it began."""
         self.recent.append(token_id)
         return tuple(self.recent) == self.starts_after
+
+    @property
+    def row_error(self) -> int:
+        """Why its row fails."""
+        return ROW_GRAMMAR_TOO_SLOW if self.effort.is_exhausted else ROW_GRAMMAR_VIOLATED
 
 
 class MaskSource:
@@ -140,8 +149,8 @@ class MaskSource:
         """Take the tokens that a step has led to.
 
         Returns:
-            The result, with an error for each row that left its grammar, and with the tokens that
-            are certain to follow.
+            The result, with an error for each row that left its grammar or takes too long to
+            match, and with the tokens that are certain to follow.
         """
         sections = decode_result(result)
         counts, tokens = sections["sample_counts"], sections["token_ids"]
@@ -154,7 +163,9 @@ class MaskSource:
             if counts[entry] and not (errors.size and errors[row_of[entry]])
         ]
         self._take([(sequence, token) for _, sequence, token in taken])
-        violated = [entry for entry, sequence, _ in taken if sequence.violated]
+        violated = [
+            (entry, sequence.row_error) for entry, sequence, _ in taken if sequence.violated
+        ]
         forced = {
             entry: self._forced(sequence)
             for entry, sequence, token in taken
@@ -165,7 +176,8 @@ class MaskSource:
             return result
         if violated:
             errors = errors.copy() if errors.size else np.full(plan.row_slot.size, ROW_OK, np.int32)
-            errors[row_of[violated]] = ROW_GRAMMAR_VIOLATED
+            for entry, error in violated:
+                errors[row_of[entry]] = error
             sections["row_errors"] = errors
         if forced:
             _insert(sections, firsts + counts, forced)
@@ -187,6 +199,7 @@ class MaskSource:
             # The runner counts the tokens that it draws for the penalties, and no others.
             may_jump=bool(self._jump_forward and not additive and floats[REPETITION_PENALTY] == 1),
             recent=deque(maxlen=max(len(after), 1)),
+            effort=self._effort(request),
             starts_after=after,
             started=not after,
         )
@@ -195,14 +208,24 @@ class MaskSource:
             self._take_one(sequence, token)
         return sequence
 
+    def _effort(self, request: int) -> Effort:
+        """What the request's samples share."""
+        known = (one.effort for one in self._slots.values() if one.request == request)
+        return next(known, None) or Effort()
+
     def _take_one(self, sequence: ConstrainedSequence, token_id: int) -> None:
-        if not self._goes_on(sequence, token_id):
-            return
-        sequence.violated = not sequence.matcher.accept(token_id)
+        if self._goes_on(sequence, token_id):
+            self._accept_alone(sequence, token_id)
+
+    def _accept_alone(self, sequence: ConstrainedSequence, token_id: int) -> None:
+        with sequence.effort.charged():
+            fine = sequence.matcher.accept(token_id)
+        sequence.violated = not fine or sequence.effort.is_exhausted
 
     def _goes_on(self, sequence: ConstrainedSequence, token_id: int) -> bool:
         """Count an output; whether it is one for the matcher."""
         sequence.num_outputs += 1
+        sequence.effort.add_token()
         if sequence.violated:
             return False
         if not sequence.started:
@@ -213,13 +236,20 @@ class MaskSource:
     def _take(self, outputs: list[tuple[ConstrainedSequence, int]]) -> None:
         """Take one output of each sequence."""
         matched = [(one, token) for one, token in outputs if self._goes_on(one, token)]
-        if not matched:
+        together = [(one, token) for one, token in matched if not one.is_watched]
+        for one, token in matched:
+            if one.is_watched:
+                self._accept_alone(one, token)
+        if not together:
             return
+        shared = Shared()
         accepted = self._backend.accept(
-            [one.matcher for one, _ in matched], [token for _, token in matched]
+            [one.matcher for one, _ in together], [token for _, token in together]
         )
-        for (one, _), fine in zip(matched, accepted, strict=True):
+        is_slow = shared.was_slow(len(together))
+        for (one, _), fine in zip(together, accepted, strict=True):
             one.violated = not fine
+            one.is_watched = is_slow
 
     def _fill(self, masks: Masks, samples: list[tuple[int, ConstrainedSequence]]) -> None:
         """Write the mask of each sample into its row."""
@@ -231,24 +261,37 @@ class MaskSource:
                 constrained.append((entry, sequence))
             else:
                 masks[entry] = self._free
-        if not constrained:
+        self._fill_together(
+            masks, [(entry, one) for entry, one in constrained if not one.is_watched]
+        )
+        for entry, sequence in constrained:
+            if sequence.is_watched:
+                self._fill_alone(masks, entry, sequence)
+            self._adjust(masks[entry], sequence)
+
+    def _fill_together(self, masks: Masks, samples: list[tuple[int, ConstrainedSequence]]) -> None:
+        """Write these masks at once; if that fails or is slow, they are watched from now on."""
+        if not samples:
             return
+        shared = Shared()
         try:
             self._backend.fill(
-                [one.matcher for _, one in constrained], masks, [entry for entry, _ in constrained]
+                [one.matcher for _, one in samples], masks, [entry for entry, _ in samples]
             )
-        except Exception:  # of one of them: find out which
-            for entry, sequence in constrained:
-                self._fill_alone(masks, entry, sequence)
-        for entry, sequence in constrained:
-            self._adjust(masks[entry], sequence)
+            is_fine = not shared.was_slow(len(samples))
+        except Exception:  # of one of them: the next call for it alone tells which
+            is_fine = False
+        for _, sequence in samples:
+            sequence.is_watched = not is_fine
 
     def _fill_alone(self, masks: Masks, entry: int, sequence: ConstrainedSequence) -> None:
         try:
-            self._backend.fill([sequence.matcher], masks, [entry])
+            with sequence.effort.charged():
+                self._backend.fill([sequence.matcher], masks, [entry])
         except Exception:  # its row ends with an error
             logger.exception("A grammar gives no mask; its sequence ends with an error")
             masks[entry] = 0
+        sequence.violated = sequence.effort.is_exhausted
 
     def _adjust(self, mask: IntArray, sequence: ConstrainedSequence) -> None:
         """Hold the suppressed ids back where that leaves others; see to dead ends."""

@@ -22,6 +22,7 @@ pub(crate) enum RowError {
     NotFinite,
     GrammarViolated,
     Failed,
+    GrammarTooSlow,
 }
 
 impl RowError {
@@ -31,6 +32,10 @@ impl RowError {
             Self::NotFinite => "The model's logits were not finite for this request.",
             Self::GrammarViolated => "The output left the grammar of this request.",
             Self::Failed => "The model runner failed on this request.",
+            Self::GrammarTooSlow => {
+                "Matching the output against the grammar of this request takes too long: \
+                 the grammar is too ambiguous. Give it fewer ways to derive the same text."
+            }
         }
     }
 }
@@ -158,8 +163,8 @@ impl<'a> StepResult<'a> {
                 length(name, section.len(), expected.num_rows)?;
             }
         }
-        if let Some(error) = self.row_errors.i32s().find(|error| !(0..=3).contains(error)) {
-            return Err(Error::Result(format!("row_errors has {error}; 0 to 3 are known")));
+        if let Some(error) = self.row_errors.i32s().find(|error| !(0..=4).contains(error)) {
+            return Err(Error::Result(format!("row_errors has {error}; 0 to 4 are known")));
         }
         if expected.sampled_logprobs || self.sampled_logprobs.len() > 0 {
             length("sampled_logprobs", self.sampled_logprobs.len(), total)?;
@@ -202,6 +207,7 @@ impl<'a> StepResult<'a> {
             0 => None,
             1 => Some(RowError::NotFinite),
             2 => Some(RowError::GrammarViolated),
+            4 => Some(RowError::GrammarTooSlow),
             _ => Some(RowError::Failed),
         }
     }
