@@ -19,6 +19,7 @@ from trunkline.engine.grammar.sources import Source, grammar_source
 from trunkline.engine.messages import GrammarSpec
 
 TRIED_TOKENS: Final = 24  # of every grammar, before it is let near other requests
+_BAD_ALLOC: Final = "std::bad_alloc"  # what a C++ library says when memory runs out
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,8 @@ class XgrammarBackend:
             first = self._tried(compiled)
             data = compiled.serialize_json().encode()
         except (RuntimeError, ValueError, TypeError) as error:
+            if _BAD_ALLOC in str(error):
+                raise MemoryError from error
             raise GrammarError(_reason(error)) from error
         if not first.any():
             raise GrammarError("no token of the model's vocabulary can begin it.")
