@@ -20,6 +20,11 @@ UNANSWERED: Final = {
     "cancelled": ("batch_cancelled", "The batch was cancelled before this request was done."),
 }
 
+_LINE_BREAKS: Final = tuple(
+    (character.encode(), f"\\u{ord(character):04x}".encode())
+    for character in ("\x85", "\u2028", "\u2029")
+)
+
 
 def answered(batch_id: str, line: Line, job: Job, body: object, *, choices_object: bool) -> Answer:
     """The entry for an answer; with `choices_object` a single choice stands for itself."""
@@ -70,7 +75,7 @@ def _failed(batch_id: str, line: Line, status: int, body: ErrorBody) -> Answer:
 
 
 def _entry(batch_id: str, number: int, custom_id: str, response: object, error: object) -> bytes:
-    return orjson.dumps(
+    entry = orjson.dumps(
         {
             "id": line_id(batch_id, number),
             "custom_id": custom_id,
@@ -78,3 +83,8 @@ def _entry(batch_id: str, number: int, custom_id: str, response: object, error: 
             "error": error,
         }
     )
+    # Readers that split text at every Unicode line break would cut the entry there. In JSON these
+    # characters are only in strings.
+    for character, escape in _LINE_BREAKS:
+        entry = entry.replace(character, escape)
+    return entry

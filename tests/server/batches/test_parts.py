@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import json
 import sqlite3
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trunkline.server.batches.answers import unanswered
 from trunkline.server.batches.batch_routes import window_s
 from trunkline.server.batches.gate import Gate
-from trunkline.server.batches.lines import raw_lines
+from trunkline.server.batches.lines import Line, raw_lines
 from trunkline.server.batches.records import PageQuery, select_page
 
 
@@ -120,3 +122,11 @@ def test_pages_go_over_everything_once(
 )
 def test_completion_windows(text: str, seconds: int) -> None:
     assert window_s(text) == seconds
+
+
+def test_an_entry_is_one_line_for_readers_that_split_at_every_line_break():
+    name = "a\x85b\u2028c\u2029d\\\x85é"
+    line = Line(number=1, custom_id=name, body={}, num_bytes=1)
+    entry = unanswered("batch_1", line, "expired").text.decode()
+    assert entry.splitlines() == [entry]
+    assert json.loads(entry)["custom_id"] == name
