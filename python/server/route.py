@@ -14,6 +14,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from trunkline.engine.validation import Limits
+from trunkline.server.errors import ErrorBody
 
 # public: no key is needed. client: any key. admin: the admin key, where there is one.
 Access = Literal["public", "client", "admin"]
@@ -21,6 +22,7 @@ Access = Literal["public", "client", "admin"]
 JSON: Final = "application/json"
 TEXT: Final = "text/plain"
 HTML: Final = "text/html"
+FORM: Final = "multipart/form-data"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,16 +30,18 @@ class Takes:
     """A request body.
 
     `kind` is the type that validates it, or one that only describes it. `fields` gives the schemas
-    of those of its fields that are typed `Any`, because code checks them. `unsupported` are further
-    fields that may only be null or one of the values given; `bookkeeping` are fields without
-    effect. One of the fields `one_of` must be given, if there are any. A `kind` that forbids
-    unknown fields is closed; any other body may have more fields.
+    of those of its fields that code checks further than their type, plain numbers and flags aside:
+    in any case of those typed `Any`. `unsupported` are further fields that may only be null or one
+    of the values given; `bookkeeping` are fields without effect. The fields `required` must be
+    given, also where `kind` has defaults, and exactly one of the fields `one_of`, if there are any.
+    A `kind` that forbids unknown fields is closed; any other body may have more fields.
     """
 
     kind: Any
     fields: Callable[[Limits], Mapping[str, Mapping[str, Any]]] = lambda _: {}
     unsupported: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     bookkeeping: frozenset[str] = frozenset()
+    required: tuple[str, ...] = ()
     one_of: tuple[str, ...] = ()
     media_type: str = JSON
     example: object = None
@@ -45,10 +49,14 @@ class Takes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gives:
-    """A successful answer: a body of type `kind` (None: none), or, streamed, events of a type."""
+    """A successful answer: a body of type `kind` (None: none), or, streamed, events of a type.
+
+    `named_events` have their type as their name, and none says that the stream is over.
+    """
 
     kind: Any = None
     event: Any = None
+    named_events: bool = False
     media_type: str = JSON
     status: int = 200
     description: str = "Success."
@@ -58,7 +66,8 @@ class Route(routing.Route):
     """A path with its handler, whose docstring tells in the OpenAPI document what it does.
 
     `gives` must be given; a test fails for a route without it. `query` maps the query parameters
-    to their JSON schemas. `errors` are statuses that are particular to it.
+    to their JSON schemas. `errors` are statuses that are particular to it, `error` is the type of
+    an error's body.
     """
 
     def __init__(
@@ -84,6 +93,7 @@ class Description:
     takes: Takes | None = None
     query: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     errors: Mapping[int, str] = field(default_factory=dict)
+    error: Any = ErrorBody
 
 
 def find(routes: Sequence[Route], scope: Scope) -> tuple[Route | None, bool]:

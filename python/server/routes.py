@@ -8,7 +8,15 @@ from trunkline.server import load, native, operations, parsing, tokens
 from trunkline.server.anthropic import messages
 from trunkline.server.batches import batch_routes, file_routes
 from trunkline.server.openai import chat, completions, models, responses
-from trunkline.server.openapi import bodies, endpoints, shapes
+from trunkline.server.openapi import (
+    batch_fields,
+    batch_shapes,
+    bodies,
+    endpoints,
+    response_fields,
+    response_shapes,
+    shapes,
+)
 from trunkline.server.route import HTML, Gives, Route
 
 POST, GET, GET_POST = ["POST"], ["GET"], ["GET", "POST"]
@@ -22,19 +30,6 @@ _NOT_IDLE: Final = {400: "Requests are running or waiting, or the timeout is no 
 _IN_USE: Final = {409: "An unfinished batch reads the file."}
 _ENDED: Final = {409: "The batch is past being cancelled."}
 _DISK_FULL: Final = {507: "There is no room on the disk."}
-_PAGE: Final = {
-    "after": {"type": "string"},
-    "limit": {"type": "integer", "minimum": 1},
-    "order": {"enum": ["asc", "desc"]},
-}
-_FILES: Final = {**_PAGE, "purpose": {"type": "string"}}
-_FOLLOW: Final = {
-    "stream": {"enum": ["true", "false"]},
-    "starting_after": {"type": "integer", "minimum": 0},
-}
-_OBJECT: Final = Gives(kind=dict, description="The object, as its own API describes it.")
-_RESPONSE: Final = Gives(kind=dict, event=dict, description="The object, or its events.")
-_CONTENT: Final = Gives(kind=bytes, media_type="application/octet-stream")
 
 ROUTES = [
     Route("/", operations.banner, methods=GET, gives=shapes.SENTENCE),
@@ -154,44 +149,57 @@ ROUTES = [
         responses.create_response,
         methods=POST,
         takes=bodies.RESPONSE,
-        gives=_RESPONSE,
+        gives=response_shapes.RESPONSE,
     ),
     Route(
         "/v1/responses/input_tokens",
         responses.count_input_tokens,
         methods=POST,
         takes=bodies.RESPONSE,
-        gives=_OBJECT,
+        gives=response_shapes.INPUT_TOKENS,
     ),
     Route(
         "/v1/responses/{response_id}",
         responses.get_response,
         methods=GET,
-        query=_FOLLOW,
-        gives=_RESPONSE,
+        query=response_fields.EVENTS_QUERY,
+        gives=response_shapes.RESPONSE,
     ),
     Route(
-        "/v1/responses/{response_id}", responses.delete_response, methods=["DELETE"], gives=_OBJECT
+        "/v1/responses/{response_id}",
+        responses.delete_response,
+        methods=["DELETE"],
+        gives=response_shapes.DELETED_RESPONSE,
     ),
     Route(
-        "/v1/responses/{response_id}/cancel", responses.cancel_response, methods=POST, gives=_OBJECT
+        "/v1/responses/{response_id}/cancel",
+        responses.cancel_response,
+        methods=POST,
+        errors={400: "It has ended, and did not run in the background."},
+        gives=response_shapes.ONE_RESPONSE,
     ),
     Route(
         "/v1/responses/{response_id}/input_items",
         responses.list_input_items,
         methods=GET,
-        query=_PAGE,
-        gives=_OBJECT,
+        query=response_fields.ITEMS_QUERY,
+        gives=response_shapes.ITEMS,
     ),
     Route(
-        "/v1/messages", messages.create_message, methods=POST, takes=bodies.MESSAGE, gives=_RESPONSE
+        "/v1/messages",
+        messages.create_message,
+        methods=POST,
+        takes=bodies.MESSAGE,
+        gives=response_shapes.MESSAGE,
+        error=response_shapes.MessageError,
     ),
     Route(
         "/v1/messages/count_tokens",
         messages.count_tokens,
         methods=POST,
-        takes=bodies.MESSAGE,
-        gives=_OBJECT,
+        takes=bodies.MESSAGE_TOKENS,
+        gives=response_shapes.MESSAGE_TOKENS,
+        error=response_shapes.MessageError,
     ),
     Route(
         "/v1/files",
@@ -199,34 +207,51 @@ ROUTES = [
         methods=POST,
         takes=bodies.FILE,
         errors=_DISK_FULL,
-        gives=_OBJECT,
+        gives=batch_shapes.FILE,
     ),
-    Route("/v1/files", file_routes.list_files, methods=GET, query=_FILES, gives=_OBJECT),
-    Route("/v1/files/{file_id}", file_routes.get_file, methods=GET, gives=_OBJECT),
+    Route(
+        "/v1/files",
+        file_routes.list_files,
+        methods=GET,
+        query=batch_fields.FILES_QUERY,
+        gives=batch_shapes.FILES,
+    ),
+    Route("/v1/files/{file_id}", file_routes.get_file, methods=GET, gives=batch_shapes.FILE),
     Route(
         "/v1/files/{file_id}",
         file_routes.delete_file,
         methods=["DELETE"],
         errors=_IN_USE | _DISK_FULL,
-        gives=_OBJECT,
+        gives=batch_shapes.DELETED_FILE,
     ),
-    Route("/v1/files/{file_id}/content", file_routes.get_content, methods=GET, gives=_CONTENT),
+    Route(
+        "/v1/files/{file_id}/content",
+        file_routes.get_content,
+        methods=GET,
+        gives=batch_shapes.CONTENT,
+    ),
     Route(
         "/v1/batches",
         batch_routes.create_batch,
         methods=POST,
         takes=bodies.BATCH,
         errors=_DISK_FULL,
-        gives=_OBJECT,
+        gives=batch_shapes.BATCH,
     ),
-    Route("/v1/batches", batch_routes.list_batches, methods=GET, query=_PAGE, gives=_OBJECT),
-    Route("/v1/batches/{batch_id}", batch_routes.get_batch, methods=GET, gives=_OBJECT),
+    Route(
+        "/v1/batches",
+        batch_routes.list_batches,
+        methods=GET,
+        query=batch_fields.BATCHES_QUERY,
+        gives=batch_shapes.BATCHES,
+    ),
+    Route("/v1/batches/{batch_id}", batch_routes.get_batch, methods=GET, gives=batch_shapes.BATCH),
     Route(
         "/v1/batches/{batch_id}/cancel",
         batch_routes.cancel_batch,
         methods=POST,
         errors=_ENDED | _DISK_FULL,
-        gives=_OBJECT,
+        gives=batch_shapes.BATCH,
     ),
     Route("/v1/models", models.list_models, methods=GET, gives=shapes.MODELS),
     Route("/v1/models/{name:path}", models.get_model, methods=GET, gives=shapes.MODEL),

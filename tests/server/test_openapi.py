@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
+import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.server.batches.harness import config
 from tests.server.fake_engine import VOCAB
 from tests.server.live import Live
 from tests.server.sse import events
@@ -21,7 +26,7 @@ from trunkline.engine.validation import Limits, RequestError, parse_sampling_par
 from trunkline.server import operations
 from trunkline.server.openapi import bodies, openapi_document
 from trunkline.server.openapi.fields import sampling_params
-from trunkline.server.openapi.schemas import Schemas, says_nothing
+from trunkline.server.openapi.schemas import Schemas
 from trunkline.server.openapi.words import nullable
 from trunkline.server.route import JSON, Route, Takes
 from trunkline.server.routes import ROUTES
@@ -45,9 +50,9 @@ def nodes(value: Any) -> Iterator[dict[str, Any]]:
 
 def test_every_route_is_described():
     for route in ROUTES:
-        operations = DOCUMENT["paths"][re.sub(r":\w+}", "}", route.path)]
-        assert {method.upper() for method in operations} >= (route.methods or set()) - {"HEAD"}
-        for operation in operations.values():
+        described = DOCUMENT["paths"][re.sub(r":\w+}", "}", route.path)]
+        for method in (route.methods or set()) - {"HEAD"}:
+            operation = described[method.lower()]
             assert operation["summary"].endswith((".", "...")), f"{route.path} needs a docstring"
 
 
@@ -65,6 +70,12 @@ def test_the_schemas_are_schemas_and_references_lead_somewhere():
     assert references <= {f"#/components/schemas/{name}" for name in named}
     names = [op["operationId"] for path in DOCUMENT["paths"].values() for op in path.values()]
     assert len(names) == len(set(names))
+
+
+def says_nothing(typed: dict[str, Any]) -> bool:
+    """Whether a type leaves the checking to code: `Any`, or a list of anything or any objects."""
+    [kind] = [one for one in typed.get("anyOf", [typed]) if one != {"type": "null"}] or [typed]
+    return kind in ({}, {"type": "array"}, {"type": "array", "items": {"type": "object"}})
 
 
 @pytest.mark.parametrize("takes", [route.description.takes for route in ROUTES])
@@ -183,6 +194,31 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("/separate_reasoning", {"text": "<think>a</think>b", "reasoning_parser": "think"}),
+    ("/v1/responses", {"input": "hi", "top_logprobs": 2, "metadata": {"a": "b"}}),
+    (
+        "/v1/responses",
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+                {"type": "reasoning", "summary": []},
+                {"role": "assistant", "content": "ho"},
+            ],
+            "instructions": "be brief",
+            "max_output_tokens": 3,
+        },
+    ),
+    ("/v1/responses/input_tokens", {"input": "hi"}),
+    (
+        "/v1/messages",
+        {
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+            "system": "be brief",
+            "max_tokens": 5,
+            "stop_sequences": ["x"],
+            "thinking": {"type": "disabled"},
+        },
+    ),
+    ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "hi"}]}),
     ("/tokenize", {"prompt": "hi"}),
     ("/tokenize", {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}),
     ("/detokenize", {"tokens": [[104], [105]]}),
@@ -199,15 +235,16 @@ def test_requests_and_answers_are_as_described(
     content = operation["responses"]["200"].get("content", {})
     if stream and "text/event-stream" not in content:
         return
-    sent = {**body, "stream": True} if stream else {**body, "stream_options": None}
-    if "text/event-stream" not in content:
-        sent = body
+    sent = {**body, "stream": True} if stream else {**body}
+    if not stream:
+        sent.pop("stream_options", None)
     validator(operation["requestBody"]["content"][JSON]["schema"]).validate(sent)
     response = live.post(path, sent)
     assert response.status_code == 200, response.text
     if stream:
         schema = content["text/event-stream"]["schema"]["properties"]["data"]["contentSchema"]
-        for event in events(response):
+        is_named = path in ("/v1/responses", "/v1/messages")
+        for event in typed_events(response) if is_named else events(response):
             validator(schema).validate(event)
     elif content:
         validator(content[JSON]["schema"]).validate(response.json())
@@ -227,13 +264,13 @@ def message_tool(**fields: Any) -> dict[str, Any]:
 
 CHAT, RESPONSE, MESSAGE = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 HI = [{"role": "user", "content": "hi"}]
-TOOL_BODIES: dict[str, dict[str, Any]] = {
+LEAST_BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": HI},
     RESPONSE: {"input": "hi"},
     MESSAGE: {"messages": HI, "max_tokens": 9},
 }
 NAMED = {"type": "function", "name": "f"}
-TOOL_FIELDS: list[tuple[str, dict[str, Any]]] = [
+CHECKED_FIELDS: list[tuple[str, dict[str, Any]]] = [
     *((CHAT, chat_tool(**fields)) for fields in ({}, {"name": "a b"}, {"name": 5})),
     *((CHAT, chat_tool(strict=value)) for value in (True, None, 1)),
     *((CHAT, chat_tool(parameters=value)) for value in ({}, None, True, [])),
@@ -262,11 +299,27 @@ TOOL_FIELDS: list[tuple[str, dict[str, Any]]] = [
     (MESSAGE, {**message_tool(), "tool_choice": "auto"}),
 ]
 
+FORMATS: list[Any] = [
+    None,
+    {},
+    {"type": "text"},
+    {"type": "json_object"},
+    {"type": "xml"},
+    {"type": "json_schema", "schema": {"type": "object"}, "name": "a", "strict": None},
+    {"type": "json_schema", "schema": True},
+    {"type": "json_schema", "schema": True, "strict": 1},
+    {"type": "json_schema", "schema": True, "other": 1},
+    {"type": "json_schema", "json_schema": {"schema": True}},
+]
+CHECKED_FIELDS += [(RESPONSE, {"text": {"format": one}}) for one in FORMATS]
+CHECKED_FIELDS += [(MESSAGE, {"output_config": {"format": one}}) for one in FORMATS]
+CHECKED_FIELDS += [(MESSAGE, {"output_format": one}) for one in FORMATS]
 
-@pytest.mark.parametrize(("path", "fields"), TOOL_FIELDS)
-def test_tools_are_taken_as_described(live: Live, path: str, fields: dict[str, Any]):
+
+@pytest.mark.parametrize(("path", "fields"), CHECKED_FIELDS)
+def test_tools_and_formats_are_taken_as_described(live: Live, path: str, fields: dict[str, Any]):
     content = DOCUMENT["paths"][path]["post"]["requestBody"]["content"]
-    body = {**TOOL_BODIES[path], **fields}
+    body = {**LEAST_BODIES[path], **fields}
     response = live.post(path, body)
     assert response.status_code in (200, 400)
     assert validator(content[JSON]["schema"]).is_valid(body) == (response.status_code == 200)
@@ -282,11 +335,74 @@ def test_answers_without_a_body_are_as_described(live: Live, path: str):
     validator(schema).validate(live.http.get(path).json())
 
 
+def typed_events(response: httpx.Response) -> list[Any]:
+    """The payloads of events that bear names."""
+    frames = response.text.split("\n\n")[:-1]
+    return [json.loads(frame.split("\ndata: ")[1]) for frame in frames]
+
+
+def test_stored_responses_are_as_described(live: Live):
+    path = "/v1/responses/{response_id}"
+    response = live.post("/v1/responses", {"input": "hi", "background": True}).json()
+    for below, method in (
+        ("", "get"),
+        ("/cancel", "post"),
+        ("/input_items", "get"),
+        ("", "delete"),
+    ):
+        sent = live.http.request(method.upper(), f"/v1/responses/{response['id']}{below}")
+        assert sent.status_code == 200, sent.text
+        operation = DOCUMENT["paths"][path + below][method]
+        schema = operation["responses"]["200"]["content"][JSON]["schema"]
+        validator(schema).validate(sent.json())
+
+
+def test_files_and_batches_are_as_described(tmp_path: Path):
+    batch_line = {"custom_id": "a", "method": "POST", "url": "/v1/completions"}
+    content = json.dumps({**batch_line, "body": {"prompt": "hi"}}).encode()
+    form = {"purpose": "batch"}
+    with Live(config=config(tmp_path)) as live:
+        called: list[tuple[str, str, Any]] = []
+
+        def call(path: str, method: str, one: str = "", **options: Any) -> Any:
+            url = path.replace("{file_id}", one).replace("{batch_id}", one)
+            called.append((path, method, live.http.request(method, url, **options)))
+            return called[-1][2].json()
+
+        file = call("/v1/files", "POST", files={"file": ("a.jsonl", content)}, data=form)
+        call("/v1/files", "GET")
+        call("/v1/files/{file_id}", "GET", file["id"])
+        body = {
+            "input_file_id": file["id"],
+            "endpoint": "/v1/completions",
+            "completion_window": "24h",
+            "metadata": {"a": "b"},
+        }
+        takes = DOCUMENT["paths"]["/v1/batches"]["post"]["requestBody"]["content"][JSON]
+        validator(takes["schema"]).validate(body)
+        batch = call("/v1/batches", "POST", json=body)
+        call("/v1/batches/{batch_id}", "GET", batch["id"])
+        call("/v1/batches", "GET")
+        bad = call("/v1/files", "POST", files={"file": ("a.jsonl", b"nonsense")})
+        failed = call("/v1/batches", "POST", json={**body, "input_file_id": bad["id"]})
+        while call("/v1/batches/{batch_id}", "GET", failed["id"])["status"] == "validating":
+            time.sleep(0.05)
+        call("/v1/files/{file_id}", "DELETE", bad["id"])
+        live.http.post(f"/v1/batches/{batch['id']}/cancel")
+    for path, method, response in called:
+        assert response.status_code == 200, response.text
+        operation = DOCUMENT["paths"][path][method.lower()]
+        schema = operation["responses"]["200"]["content"][JSON]["schema"]
+        validator(schema).validate(response.json())
+
+
 def test_errors_are_as_described(live: Live):
     schema = validator({"$ref": "#/components/schemas/ErrorBody"})
     for response in (live.http.get("/nope"), live.generate(), live.http.get("/generate")):
         assert response.status_code >= 400
         schema.validate(response.json())
+    schema = validator({"$ref": "#/components/schemas/MessageError"})
+    schema.validate(live.post("/v1/messages", {}).json())
 
 
 def test_the_document_is_served(live: Live):

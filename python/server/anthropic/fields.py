@@ -21,7 +21,7 @@ UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "container": (),
     "mcp_servers": ([],),
 }
-_THINKING: Final = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
+THINKING: Final = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 # Of `cache_control` there is nothing to tell: prefixes are cached anyway.
 _TOOL_KEYS: Final = frozenset(
     ("type", "name", "description", "input_schema", "strict", "cache_control")
@@ -105,12 +105,12 @@ def template_variables(fields: MessageFields) -> dict[str, Any]:
     variables: dict[str, Any] = {}
     if fields.thinking is not None:
         kind = fields.thinking.get("type")
-        if not isinstance(kind, str) or kind not in _THINKING:
+        if not isinstance(kind, str) or kind not in THINKING:
             raise RequestError(
-                f"thinking.type must be one of {', '.join(_THINKING)}, got {shown(kind)}.",
+                f"thinking.type must be one of {', '.join(THINKING)}, got {shown(kind)}.",
                 "thinking.type",
             )
-        variables |= dict.fromkeys(("enable_thinking", "thinking"), _THINKING[kind])
+        variables |= dict.fromkeys(("enable_thinking", "thinking"), THINKING[kind])
     if fields.output_config is not None and fields.output_config.effort is not None:
         variables["reasoning_effort"] = fields.output_config.effort
     return variables | (fields.chat_template_kwargs or {})

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from trunkline.engine.validation import RequestError, shown
 
-_BLOCKS: Final = {
+BLOCKS: Final = {
     "system": ("text",),
     "user": ("text", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
@@ -63,9 +63,9 @@ class _Chat:
 
     def add(self, message: Any, name: str) -> None:
         role = message.get("role") if isinstance(message, dict) else None
-        if role not in tuple(_BLOCKS):
+        if role not in tuple(BLOCKS):
             raise RequestError(
-                f"{name}.role must be one of {', '.join(_BLOCKS)}, got {shown(role)}.",
+                f"{name}.role must be one of {', '.join(BLOCKS)}, got {shown(role)}.",
                 f"{name}.role",
             )
         blocks = _blocks(message.get("content"), f"{name}.content", role)
@@ -155,10 +155,10 @@ def _blocks(content: Any, name: str, role: str) -> list[dict[str, Any]]:
     for index, block in enumerate(content):
         place = f"{name}[{index}]"
         kind = block.get("type") if isinstance(block, dict) else None
-        if kind not in _BLOCKS[role]:
+        if kind not in BLOCKS[role]:
             raise RequestError(
                 f"{place} is of type {shown(kind)}: here this server takes "
-                f"{', '.join(_BLOCKS[role])}.",
+                f"{', '.join(BLOCKS[role])}.",
                 place,
             )
         if kind in ("text", "thinking"):

@@ -22,12 +22,12 @@ from trunkline.server.batches.upload import check_expiry
 from trunkline.server.http import json_response, read_json
 from trunkline.server.state import server_of
 
-_DEFAULT_LIMIT: Final = 20
-_MOST: Final = 100
-_WINDOW: Final = re.compile(r"([1-9][0-9]{0,7})([smhd])", re.ASCII)
+DEFAULT_LIMIT: Final = 20
+MOST: Final = 100
+WINDOW: Final = re.compile(r"([1-9][0-9]{0,7})([smhd])", re.ASCII)
 _UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MAX_WINDOW_S: Final = 30 * 86400
-_METADATA: Final = (16, 64, 512)  # pairs, characters of a key, of a value
+METADATA: Final = (16, 64, 512)  # pairs, characters of a key, of a value
 
 
 class BatchFields(msgspec.Struct, kw_only=True):
@@ -98,7 +98,7 @@ def window_s(text: str) -> int:
     Raises:
         RequestError: it is none, or longer than 30 days.
     """
-    match = _WINDOW.fullmatch(text)
+    match = WINDOW.fullmatch(text)
     seconds = int(match[1]) * _UNIT_S[match[2]] if match else 0
     if not 0 < seconds <= _MAX_WINDOW_S:
         raise RequestError(
@@ -110,7 +110,7 @@ def window_s(text: str) -> int:
 
 
 def _check_metadata(metadata: dict[str, str]) -> None:
-    pairs, key_chars, value_chars = _METADATA
+    pairs, key_chars, value_chars = METADATA
     if len(metadata) > pairs:
         raise RequestError(f"metadata has {len(metadata)} pairs, the limit is {pairs}.", "metadata")
     for key, value in metadata.items():
@@ -124,7 +124,7 @@ def _check_metadata(metadata: dict[str, str]) -> None:
 
 async def list_batches(request: Request) -> Response:
     """A page of the batches, newest first unless asked otherwise."""
-    page = parse_page(request.query_params, default=_DEFAULT_LIMIT, most=_MOST, is_id=is_batch_id)
+    page = parse_page(request.query_params, default=DEFAULT_LIMIT, most=MOST, is_id=is_batch_id)
     records, has_more = await (await opened(request)).store.page(page)
     model = server_of(request).model.name
     return json_response(shown_page([one.shown(model) for one in records], has_more))

@@ -18,7 +18,7 @@ from trunkline.server.batches.upload import parse_expiry, parse_purpose, receive
 from trunkline.server.http import json_response
 from trunkline.server.state import server_of
 
-_DEFAULT_LIMIT: Final = 10_000
+DEFAULT_LIMIT: Final = 10_000
 _PIECE_BYTES: Final = 256 << 10
 
 
@@ -46,7 +46,7 @@ async def create_file(request: Request) -> Response:
 async def list_files(request: Request) -> Response:
     """A page of the files, newest first unless asked otherwise."""
     query = request.query_params
-    page = parse_page(query, default=_DEFAULT_LIMIT, most=_DEFAULT_LIMIT, is_id=is_file_id)
+    page = parse_page(query, default=DEFAULT_LIMIT, most=DEFAULT_LIMIT, is_id=is_file_id)
     records, has_more = await (await opened(request)).files.page(page, query.get("purpose"))
     return json_response(shown_page([one.shown() for one in records], has_more))
 

@@ -24,7 +24,7 @@ _FIELD_BYTES: Final = 1024
 _MAX_PARTS: Final = 16
 _MAX_NAME_CHARS: Final = 255
 _FIELDS: Final = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
-_EXPIRY_S: Final = (3600, 2592000)
+EXPIRY_S: Final = (3600, 2592000)
 
 
 class Upload:
@@ -222,7 +222,7 @@ def check_expiry(anchor: object, seconds: object, name: str) -> int:
     """
     if anchor != "created_at":
         raise RequestError(f"{name}.anchor must be created_at, got {shown(anchor)}.", name)
-    low, high = _EXPIRY_S
+    low, high = EXPIRY_S
     if not isinstance(seconds, int) or isinstance(seconds, bool) or not low <= seconds <= high:
         raise RequestError(
             f"{name}.seconds must be an integer in [{low}, {high}], got {shown(seconds)}.", name

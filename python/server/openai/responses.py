@@ -46,7 +46,7 @@ from trunkline.server.openai.truncation import fitting_prompt
 from trunkline.server.pinning import pinned
 from trunkline.server.state import Server, offload, server_of
 
-_PAGE: Final = (1, 100, 20)  # least, most and default items of a page
+PAGE: Final = (1, 100, 20)  # least, most and default items of a page
 _LONG_BYTES: Final = 1 << 20  # a conversation that is taken up again counts as a long body
 _WORDS: Final = {
     "messages": "input",
@@ -294,7 +294,7 @@ async def list_input_items(request: Request) -> Response:
 
 
 def _limit(text: str | None) -> int:
-    least, most, default = _PAGE
+    least, most, default = PAGE
     if text is None:
         return default
     if not (text.isascii() and text.isdecimal() and least <= int(text[:9]) <= most):

@@ -14,7 +14,7 @@ from trunkline.server.openai.fields import CommonFields
 MAX_TOP_LOGPROBS: Final = 20
 _LOGPROBS: Final = "message.output_text.logprobs"
 # Parts of items that this server never makes, so that there is nothing to leave out.
-_INCLUDABLE: Final = (
+INCLUDABLE: Final = (
     _LOGPROBS,
     "reasoning.encrypted_content",
     "file_search_call.results",
@@ -24,7 +24,7 @@ _INCLUDABLE: Final = (
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 )
-_MAX_METADATA: Final = (16, 64, 512)  # pairs, characters of a key and of a value
+MAX_METADATA: Final = (16, 64, 512)  # pairs, characters of a key and of a value
 UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "n": (1,),
     "max_tokens": (),
@@ -91,9 +91,9 @@ def check_fields(fields: ResponseFields) -> None:
             "truncation",
         )
     for value in fields.include or []:
-        if value not in _INCLUDABLE:
+        if value not in INCLUDABLE:
             raise RequestError(
-                f"include must hold names of {', '.join(_INCLUDABLE)}, got {shown(value)}.",
+                f"include must hold names of {', '.join(INCLUDABLE)}, got {shown(value)}.",
                 "include",
             )
     if fields.stream_options is not None:
@@ -109,7 +109,7 @@ def check_fields(fields: ResponseFields) -> None:
 
 
 def _check_metadata(metadata: Mapping[str, Any]) -> None:
-    pairs, key_chars, value_chars = _MAX_METADATA
+    pairs, key_chars, value_chars = MAX_METADATA
     if len(metadata) > pairs:
         raise RequestError(
             f"metadata must have at most {pairs} pairs, got {len(metadata)}.", "metadata"

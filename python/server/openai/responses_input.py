@@ -13,8 +13,8 @@ from trunkline.server.openai.responses_output import new_id
 
 Item: TypeAlias = dict[str, Any]
 
-_ROLES: Final = ("user", "assistant", "system", "developer")
-_MAX_ITEMS: Final = 16_384
+ROLES: Final = ("user", "assistant", "system", "developer")
+MAX_ITEMS: Final = 16_384
 _ID_PREFIX: Final = {
     "message": "msg",
     "reasoning": "rs",
@@ -39,10 +39,8 @@ def parse_input(value: Any, find: Callable[[str], Item | None]) -> list[Item]:
         value = [{"role": "user", "content": value}]
     if not isinstance(value, list):
         raise RequestError(f"input must be a string or a list, got {shown(value)}.", "input")
-    if not len(value) <= _MAX_ITEMS:
-        raise RequestError(
-            f"input must have at most {_MAX_ITEMS} items, got {len(value)}.", "input"
-        )
+    if not len(value) <= MAX_ITEMS:
+        raise RequestError(f"input must have at most {MAX_ITEMS} items, got {len(value)}.", "input")
     return [_parse_item(item, f"input[{index}]", find) for index, item in enumerate(value)]
 
 
@@ -76,9 +74,9 @@ def _parse_item(item: Any, name: str, find: Callable[[str], Item | None]) -> Ite
 
 def _parse_message(item: Item, name: str) -> Item:
     role = item.get("role")
-    if role not in _ROLES:
+    if role not in ROLES:
         raise RequestError(
-            f"{name}.role must be one of {', '.join(_ROLES)}, got {shown(role)}.", f"{name}.role"
+            f"{name}.role must be one of {', '.join(ROLES)}, got {shown(role)}.", f"{name}.role"
         )
     content = item.get("content")
     if isinstance(content, str):

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 import msgspec
 
 from trunkline.engine import native_request
-from trunkline.engine.validation import Limits
 from trunkline.server.anthropic import fields as anthropic_fields
-from trunkline.server.anthropic.fields import MessageFields
 from trunkline.server.batches.batch_routes import BatchFields
 from trunkline.server.openai import chat, completions, responses_fields
 from trunkline.server.openai import fields as openai_fields
-from trunkline.server.openai.responses_fields import ResponseFields
+from trunkline.server.openapi.batch_fields import batch_fields, file_fields
 from trunkline.server.openapi.fields import native_fields, request_fields
-from trunkline.server.openapi.tool_fields import message_tools, response_tools
-from trunkline.server.openapi.words import Schema
+from trunkline.server.openapi.response_fields import message_fields, response_fields
 from trunkline.server.parsing import CallsText, ReasoningText
-from trunkline.server.route import Takes
+from trunkline.server.route import FORM, Takes
 from trunkline.server.tokens import Detokenize, Tokenize
 
 
@@ -50,6 +47,19 @@ class AbortFields(msgspec.Struct):
     abort_all: bool | None = None
 
 
+class FileForm(msgspec.Struct):
+    """The form of an upload."""
+
+    file: Any
+    purpose: Any = None
+    anchor: Any = msgspec.field(default=None, name="expires_after[anchor]")
+    seconds: Any = msgspec.field(default=None, name="expires_after[seconds]")
+
+
+class MessageTokenFields(anthropic_fields.MessageFields, kw_only=True):
+    """The body of a message whose tokens are counted: as that of a message."""
+
+
 _MESSAGES: Final = [{"role": "user", "content": "What is the capital of France?"}]
 
 GENERATE: Final = Takes(
@@ -74,6 +84,38 @@ COMPLETION: Final = Takes(
     bookkeeping=openai_fields.BOOKKEEPING,
     example={"prompt": "The capital of France is", "max_tokens": 8},
 )
+RESPONSE: Final = Takes(
+    kind=responses_fields.ResponseFields,
+    fields=response_fields,
+    unsupported={**openai_fields.UNSUPPORTED, **responses_fields.UNSUPPORTED},
+    bookkeeping=openai_fields.BOOKKEEPING - set(responses_fields.ResponseFields.__struct_fields__),
+    example={"input": "What is the capital of France?", "max_output_tokens": 32},
+)
+MESSAGE: Final = Takes(
+    kind=anthropic_fields.MessageFields,
+    fields=message_fields,
+    unsupported={**openai_fields.UNSUPPORTED, **anthropic_fields.UNSUPPORTED},
+    bookkeeping=openai_fields.BOOKKEEPING,
+    required=("max_tokens",),
+    example={"messages": _MESSAGES, "max_tokens": 32},
+)
+MESSAGE_TOKENS: Final = Takes(
+    kind=MessageTokenFields,
+    fields=message_fields,
+    unsupported={**openai_fields.UNSUPPORTED, **anthropic_fields.UNSUPPORTED},
+    bookkeeping=openai_fields.BOOKKEEPING,
+    example={"messages": _MESSAGES},
+)
+FILE: Final = Takes(kind=FileForm, fields=file_fields, media_type=FORM)
+BATCH: Final = Takes(
+    kind=BatchFields,
+    fields=batch_fields,
+    example={
+        "input_file_id": "file-...",
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+    },
+)
 TOKENIZE: Final = Takes(
     kind=Tokenize,
     fields=request_fields,
@@ -95,54 +137,3 @@ SEPARATE_REASONING: Final = Takes(
     example={"text": "<think>Hm.</think>Yes.", "reasoning_parser": "think"},
 )
 ABORT: Final = Takes(kind=AbortFields, example={"rid": "my-request"})
-
-
-class FileUpload(TypedDict):
-    """A file, as multipart/form-data."""
-
-    file: bytes
-    purpose: str
-
-
-def _anthropic_fields(limits: Limits) -> dict[str, Schema]:
-    return {
-        **request_fields(limits),
-        "messages": {"type": "array", "minItems": 1, "items": {"type": "object"}},
-        "system": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
-        "stop_sequences": {"type": "array", "items": {"type": "string"}},
-        **message_tools(),
-    }
-
-
-def _response_fields(limits: Limits) -> dict[str, Schema]:
-    fields = request_fields(limits)
-    return {
-        **fields,
-        "input": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
-        "max_output_tokens": fields["max_tokens"],
-        **response_tools(),
-        "prompt_cache_options": {"type": "object"},
-    }
-
-
-RESPONSE: Final = Takes(
-    kind=ResponseFields,
-    fields=_response_fields,
-    unsupported={**openai_fields.UNSUPPORTED, **responses_fields.UNSUPPORTED},
-    example={"input": "What is the capital of France?", "max_output_tokens": 32},
-)
-MESSAGE: Final = Takes(
-    kind=MessageFields,
-    fields=_anthropic_fields,
-    unsupported={**openai_fields.UNSUPPORTED, **anthropic_fields.UNSUPPORTED},
-    example={"messages": _MESSAGES, "max_tokens": 32},
-)
-BATCH: Final = Takes(
-    kind=BatchFields,
-    example={
-        "input_file_id": "file-...",
-        "endpoint": "/v1/chat/completions",
-        "completion_window": "24h",
-    },
-)
-FILE: Final = Takes(kind=FileUpload, media_type="multipart/form-data")

@@ -9,7 +9,6 @@ from importlib import metadata
 from typing import Any, Final
 
 from trunkline.engine.validation import Limits
-from trunkline.server.errors import ErrorBody
 from trunkline.server.openapi.schemas import Schemas
 from trunkline.server.openapi.words import Schema
 from trunkline.server.route import JSON, Gives, Route, Takes
@@ -88,6 +87,8 @@ def _operation(route: Route, method: str, schemas: Schemas) -> dict[str, Any]:
 
 
 def _tag(route: Route) -> str:
+    if route.path.startswith("/v1/messages"):
+        return "Anthropic's API"
     if route.access == "client" and route.path.startswith("/v1/"):
         return "OpenAI's API"
     return "Native API" if route.description.takes and route.access == "client" else "Operation"
@@ -122,11 +123,11 @@ def _responses(route: Route, gives: Gives, schemas: Schemas) -> dict[str, Any]:
     if gives.kind is not None:
         content[gives.media_type] = {"schema": schemas.of(gives.kind)}
     if gives.event is not None:
-        content[EVENTS] = {"schema": _events(schemas.of(gives.event))}
+        content[EVENTS] = {"schema": _events(gives, schemas.of(gives.event))}
     success: dict[str, Any] = {"description": gives.description}
     if content:
         success["content"] = content
-    if route.description.takes is not None and route.description.takes.media_type == JSON:
+    if route.description.takes is not None:
         success["headers"] = {
             "x-ignored-fields": {
                 "description": "Fields of the body that nothing here knows.",
@@ -134,18 +135,23 @@ def _responses(route: Route, gives: Gives, schemas: Schemas) -> dict[str, Any]:
             }
         }
     responses = {str(gives.status): success}
-    error = {JSON: {"schema": schemas.of(ErrorBody)}}
+    error = {JSON: {"schema": schemas.of(route.description.error)}}
     for status, words in _errors(route).items():
         responses[str(status)] = {"description": words, "content": error}
     return responses
 
 
-def _events(event: Schema) -> Schema:
+def _events(gives: Gives, event: Schema) -> Schema:
     """The schema of one server-sent event, in the form that OpenAPI 3.2 gives to streams."""
+    end = (
+        "Its name is its type. When something fails after the start, the last tells of the `error`."
+        if gives.named_events
+        else "The last has [DONE] for its data, or, when something fails after the start, an "
+        "object with an `error`."
+    )
     return {
         "type": "object",
-        "description": 'One event of many, with "stream": true. The last has [DONE] for its data, '
-        "or, when something fails after the start, an object with an `error`.",
+        "description": f'One event of many, with "stream": true. {end}',
         "properties": {
             "data": {"type": "string", "contentMediaType": JSON, "contentSchema": event}
         },

@@ -88,33 +88,39 @@ def _grammars(limits: Limits) -> Mapping[str, Schema]:
     }
 
 
-def _response_format() -> Schema:
-    schema = {
+_SCHEMA_NAMES: Final[Schema] = {
+    "name": nullable({"type": "string"}),
+    "description": nullable({"type": "string"}),
+    "schema": {"type": ["object", "boolean"]},
+    "strict": nullable(_BOOLEAN),
+}
+
+
+def _formats(json_schema: Schema) -> Schema:
+    names = ["text", "json_object", "structural_tag"]
+    others = {"type": "object", "properties": {"type": {"enum": names}}, "required": ["type"]}
+    return {"anyOf": [others, json_schema]}
+
+
+def _closed(properties: Schema, required: list[str]) -> Schema:
+    return {
         "type": "object",
-        "properties": {
-            "name": nullable({"type": "string"}),
-            "description": nullable({"type": "string"}),
-            "schema": {"type": ["object", "boolean"]},
-            "strict": nullable(_BOOLEAN),
-        },
-        "required": ["schema"],
+        "properties": properties,
+        "required": required,
         "additionalProperties": False,
     }
 
-    def kind(names: list[str], properties: Schema, required: list[str]) -> Schema:
-        return {
-            "type": "object",
-            "properties": {"type": {"enum": names}, **properties},
-            "required": ["type", *required],
-        }
 
-    return {
-        "anyOf": [
-            kind(["text", "json_object"], {}, []),
-            kind(["json_schema"], {"json_schema": schema}, ["json_schema"]),
-            kind(["structural_tag"], {}, []),
-        ]
-    }
+def _response_format() -> Schema:
+    schema = _closed(_SCHEMA_NAMES, ["schema"])
+    kind: Schema = {"type": {"const": "json_schema"}}
+    return _formats(_closed({**kind, "json_schema": schema}, ["type", "json_schema"]))
+
+
+def text_format() -> Schema:
+    """The format of a text in responses and messages: a schema's fields stand beside its type."""
+    kind: Schema = {"type": {"const": "json_schema"}}
+    return _formats(_closed({**kind, **_SCHEMA_NAMES}, ["type", "schema"]))
 
 
 def sampling_params(limits: Limits) -> Schema:

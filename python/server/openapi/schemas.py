@@ -66,11 +66,11 @@ def _plain(schema: Any) -> Any:
 
 
 def _completed(schema: Schema, takes: Takes, fields: Mapping[str, Mapping[str, Any]]) -> Schema:
-    required = schema.get("required", [])
+    required = [*schema.get("required", []), *takes.required]
     properties: dict[str, Schema] = {}
     for name, typed in schema["properties"].items():
         typed = {key: value for key, value in typed.items() if key != "default"}
-        said = dict(fields[name]) if name in fields and says_nothing(typed) else typed
+        said = dict(fields[name]) if name in fields and _leaves_more_to_say(typed) else typed
         properties[name] = said if name in required else nullable(said)
     for name, neutral in takes.unsupported.items():
         properties[name] = only(neutral)
@@ -82,13 +82,14 @@ def _completed(schema: Schema, takes: Takes, fields: Mapping[str, Mapping[str, A
     ]
     return {
         **schema,
+        **({"required": required} if required else {}),
         **({"oneOf": given} if given else {}),
         "properties": dict(sorted(properties.items())),
         "additionalProperties": schema.get("additionalProperties", True),
     }
 
 
-def says_nothing(typed: Schema) -> bool:
-    """Whether a type leaves the checking to code: `Any`, or a list of anything or any objects."""
-    [kind] = [one for one in typed.get("anyOf", [typed]) if one != {"type": "null"}] or [typed]
-    return kind in ({}, {"type": "array"}, {"type": "array", "items": {"type": "object"}})
+def _leaves_more_to_say(typed: Schema) -> bool:
+    """Whether code may check a field of this type further: it is no plain number or flag."""
+    kinds = [one.get("type") for one in typed.get("anyOf", [typed])]
+    return not {"boolean", "integer", "number"} & {*kinds}
