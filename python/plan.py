@@ -64,6 +64,7 @@ RESULT_SECTIONS: Final = (
     ("score_logprobs", np.float32, 1),
     ("top_ids", np.int32, 1),
     ("top_logprobs", np.float32, 1),
+    ("pooled_states", np.float32, 1),
 )
 
 # Columns of `opened_float` and `opened_int`.

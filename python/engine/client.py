@@ -345,6 +345,7 @@ def _submit(stream: Stream) -> messages.Submit:
         namespace=request.namespace,
         request_class=request.request_class,
         logprobs=_missing_logprobs(stream),
+        pooled=request.pooled,
         resume=stream.progress() if stream.is_resubmission else [],
         must_prepare=request.grammar is not None,
         grammar=request.grammar,
@@ -356,4 +357,4 @@ def _missing_logprobs(stream: Stream) -> messages.LogprobRequest | None:
     wanted = stream.request.logprobs
     if wanted is None or any(sample.prompt_logprobs is None for sample in stream.samples):
         return wanted
-    return messages.LogprobRequest(None, wanted.top_n, wanted.ids)
+    return msgspec.structs.replace(wanted, prompt_start=None)

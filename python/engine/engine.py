@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
+import uuid
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,11 +19,27 @@ from itertools import accumulate
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from trunkline.engine import launch
-from trunkline.engine.client import EngineDied, Stream, merged
+from trunkline.engine.client import EngineDied, Request, Stream, merged
 from trunkline.engine.config import settings_line
+from trunkline.engine.embeddings import EncodeJob, PromptFields, encode_output, parse_encode
 from trunkline.engine.local import EngineHost
-from trunkline.engine.native_request import GenerateJob, RequestContext, parse_generate
+from trunkline.engine.native_request import (
+    GenerateJob,
+    RequestContext,
+    RequestOptions,
+    parse_generate,
+)
 from trunkline.engine.outputs import OutputOptions, generate_output
+from trunkline.engine.scoring import (
+    RerankWishes,
+    ScoreWishes,
+    rerank_fields,
+    rerank_output,
+    rerank_requests,
+    score_fields,
+    score_requests,
+    scores,
+)
 from trunkline.engine.suggestions import did_you_mean
 from trunkline.engine.tokenizer import Tokenizer
 from trunkline.engine.validation import Limits
@@ -91,7 +108,11 @@ class Engine:
         self._tokenizer = checkpoint.tokenizer
         self._chat_template = checkpoint.chat_template
         self._weight_version = facts.weight_version
-        limits = Limits(vocab_size=facts.vocab_size, context_length=facts.context_length)
+        limits = Limits(
+            vocab_size=facts.vocab_size,
+            context_length=facts.context_length,
+            hidden_size=checkpoint.config.hidden_size,
+        )
         self._native = RequestContext.of(config.scheduler, self._tokenizer, limits, {})
         chat_defaults = {**checkpoint.generation.sampling, "max_new_tokens": None}
         self._chat = replace(self._native, defaults=chat_defaults)
@@ -186,6 +207,116 @@ class Engine:
         )
         return self._stream(job) if stream else await self._complete(job)
 
+    def encode(
+        self,
+        prompt: str | list[str] | None = None,
+        *,
+        dimensions: int | None = None,
+        **fields: Unpack[PromptFields],
+    ) -> Any:
+        """Embed prompts, as `/encode`: the final hidden state of a prompt's last token.
+
+        Args:
+            prompt: one text or several; or None, with `input_ids`.
+            dimensions: how many leading elements are kept; None keeps all.
+            fields: see `PromptFields`.
+
+        Returns:
+            A dict with `embedding` (a list of floats, of length 1) and `meta_info`; a list of dicts
+            for several prompts.
+
+        Raises:
+            RequestError, RequestRefused, EngineDied: as `generate`.
+        """
+        job = self._parse_encode(prompt, dimensions, fields)
+        return self._host.run(self._embed(job))
+
+    async def async_encode(
+        self,
+        prompt: str | list[str] | None = None,
+        *,
+        dimensions: int | None = None,
+        **fields: Unpack[PromptFields],
+    ) -> Any:
+        """Like `encode`, without blocking the event loop."""
+        texts = prompt if isinstance(prompt, list) else [prompt]
+        job = await _offload(
+            sum(len(str(text)) for text in texts),
+            lambda: self._parse_encode(prompt, dimensions, fields),
+        )
+        return await self._embed(job)
+
+    def score(
+        self,
+        query: str | list[int],
+        items: str | list[str] | list[list[int]],
+        label_token_ids: list[int],
+        **wishes: Unpack[ScoreWishes],
+    ) -> list[list[float]]:
+        """How likely given tokens are to come next, after the query with each item.
+
+        Args:
+            query: a text, or token ids.
+            items: what follows it, or several; as the query, texts or token ids.
+            label_token_ids: the tokens.
+            wishes: see `ScoreWishes`.
+
+        Returns:
+            For every item the chance of every label.
+
+        Raises:
+            RequestError, RequestRefused, EngineDied: as `generate`.
+        """
+        return self._host.run(self.async_score(query, items, label_token_ids, **wishes))
+
+    async def async_score(
+        self,
+        query: str | list[int],
+        items: str | list[str] | list[list[int]],
+        label_token_ids: list[int],
+        **wishes: Unpack[ScoreWishes],
+    ) -> list[list[float]]:
+        """Like `score`, without blocking the event loop."""
+        fields = score_fields(query=query, items=items, label_token_ids=label_token_ids, **wishes)
+        requests, labels = await _offload(
+            len(query) + sum(map(len, items)),
+            lambda: score_requests(fields, self._native, uuid.uuid4().hex, _options_now()),
+        )
+        streams = await self._finish(requests)
+        return [scores(stream.samples[0], labels) for stream in streams]
+
+    def rerank(
+        self, query: str, documents: list[str], **wishes: Unpack[RerankWishes]
+    ) -> list[Output]:
+        """Put documents in order by how well they answer a query, with a model trained for it.
+
+        Args:
+            query: the question.
+            documents: the texts.
+            wishes: see `RerankWishes`.
+
+        Returns:
+            Dicts with `score`, `document`, `index` and `meta_info`, the best first.
+
+        Raises:
+            RequestError: also if the model is no reranker.
+            RequestRefused, EngineDied: as `generate`.
+        """
+        return self._host.run(self.async_rerank(query, documents, **wishes))
+
+    async def async_rerank(
+        self, query: str, documents: list[str], **wishes: Unpack[RerankWishes]
+    ) -> list[Output]:
+        """Like `rerank`, without blocking the event loop."""
+        fields = rerank_fields(query=query, documents=documents, **wishes)
+        rid = uuid.uuid4().hex
+        requests, labels = await _offload(
+            sum(map(len, documents)),
+            lambda: rerank_requests(fields, self._native, self._chat_template, rid, _options_now()),
+        )
+        streams = await self._finish(requests)
+        return rerank_output(fields, streams, labels, self._weight_version)
+
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
@@ -269,15 +400,34 @@ class Engine:
     async def _abort(self, rid: str | None) -> None:
         (await self._host.client()).abort(rid)
 
-    async def _complete(self, job: GenerateJob) -> Output | list[Output]:
+    def _parse_encode(
+        self, prompt: str | list[str] | None, dimensions: int | None, fields: PromptFields
+    ) -> EncodeJob:
+        unknown = fields.keys() - PromptFields.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"unknown request fields: {', '.join(sorted(unknown))}")
+        return parse_encode({"text": prompt, "dimensions": dimensions, **fields}, self._native)
+
+    async def _embed(self, job: EncodeJob) -> Output | list[Output]:
+        streams = await self._finish(job.requests)
+        now, version = time.time(), self._weight_version
+        outputs = [encode_output(one, now, job.dimensions, version) for one in streams]
+        return outputs if job.is_batch else outputs[0]
+
+    async def _finish(self, requests: Sequence[Request]) -> list[Stream]:
+        """Run requests to their ends."""
         client = await self._host.client()
-        options = self._options(job)
-        streams = [client.submit(request) for request in job.requests]
+        streams = [client.submit(request) for request in requests]
         try:
             for stream in streams:
                 await stream.finished()
         finally:
             _abort_all(streams)
+        return streams
+
+    async def _complete(self, job: GenerateJob) -> Output | list[Output]:
+        options = self._options(job)
+        streams = await self._finish(job.requests)
         now = time.time()
         outputs = [
             generate_output(stream, sample, now, options)
@@ -329,6 +479,10 @@ def _own_logger(level: str | None) -> logging.Logger:
     logger = logging.Logger("trunkline.engine", level.upper() if level else logging.NOTSET)
     logger.parent = parent
     return logger
+
+
+def _options_now() -> RequestOptions:
+    return RequestOptions(received_ts=time.time())
 
 
 async def _next(outputs: AsyncIterator[Output]) -> Output | None:

@@ -82,6 +82,7 @@ class Submit(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     `stream_interval` is the number of tokens between deltas; 0 delivers at the end only.
     `request_class` 0 is interactive, 1 is batch. `resume` has one entry per sample if another
     engine had the request (queue limits do not count it then), else none.
+    With `pooled` the answer is the pooled state; `n` is 1 and `max_new_tokens` 0 then.
     `must_prepare` holds the request back until `Core.ready`; it is set where there is a `grammar`.
     """
 
@@ -95,6 +96,7 @@ class Submit(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     namespace: str = ""
     request_class: int = 0
     logprobs: LogprobRequest | None = None
+    pooled: bool = False
     resume: list[Resume] = []
     must_prepare: bool = False
     grammar: GrammarSpec | None = None
@@ -174,7 +176,8 @@ class Finished(msgspec.Struct, array_like=True, frozen=True, tag=5):
 
     `reason` is stop, length, abort or error; `matched` the token id, stop string or stop pattern
     that stopped it; `status` the HTTP status that fits an abort or error (0 when the client
-    aborted). `completion_tokens` counts the stop token.
+    aborted). `completion_tokens` counts the stop token. `pooled_state` is the prompt's last token's
+    final hidden state, after the last norm: float32, little-endian; None unless it was asked for.
     """
 
     key: int
@@ -192,6 +195,7 @@ class Finished(msgspec.Struct, array_like=True, frozen=True, tag=5):
     completion_tokens: int
     num_retractions: int
     queue_time: float
+    pooled_state: bytes | None = None
 
 
 class ControlReply(msgspec.Struct, array_like=True, frozen=True, tag=6):

@@ -174,10 +174,10 @@ def parse_generate(
     if not isinstance(body, dict):
         raise RequestError(f"the body must be a JSON object, got {shown(body)}.")
     refuse_unsupported(body, UNSUPPORTED)
-    prompts, is_batch = _prompts(body, context)
-    rows = _Rows(body, len(prompts), is_batch)
+    prompts, is_batch = parse_prompts(body, context)
+    rows = Rows(body, len(prompts), is_batch)
     stream = rows.flag("stream")
-    rid, rids = _rids(body.get("rid"), rows, context.limits, default_rid)
+    rid, rids = parse_rids(body.get("rid"), rows, context.limits, default_rid)
     params = rows.of("sampling_params", dict)
     parsed = [
         parse_sampling_params(one, limits=context.limits, defaults=context.defaults)
@@ -245,18 +245,19 @@ def make_request(
     )
 
 
-def check_prompt(prompt_ids: Sequence[int], name: str, limits: Limits) -> None:
-    """Check that a prompt is not empty and leaves room for at least one token.
+def check_prompt(prompt_ids: Sequence[int], name: str, limits: Limits, new_tokens: int = 1) -> None:
+    """Check that a prompt is not empty and leaves room for so many tokens.
 
     Raises:
         RequestError: it does not; the message has both numbers.
     """
     if not prompt_ids:
         raise RequestError(f"{name} is empty: a prompt needs at least one token.", name)
-    if len(prompt_ids) >= limits.context_length:
+    if len(prompt_ids) + new_tokens > limits.context_length:
+        kept = " (one token is kept for the answer)" if new_tokens else ""
         raise RequestError(
             f"{name} has {len(prompt_ids)} tokens, which is longer than the model's context length "
-            f"of {limits.context_length} tokens allows (one token is kept for the answer).",
+            f"of {limits.context_length} tokens allows{kept}.",
             name,
             code="context_length_exceeded",
         )
@@ -343,8 +344,14 @@ def parse_priority(value: object, context: RequestContext) -> int:
     return int(value)  # type: ignore[call-overload, no-any-return]
 
 
-def _prompts(body: Mapping[str, Any], context: RequestContext) -> tuple[list[list[int]], bool]:
-    """Token ids of every row, and whether the client sent a list of rows."""
+def parse_prompts(
+    body: Mapping[str, Any], context: RequestContext, new_tokens: int = 1
+) -> tuple[list[list[int]], bool]:
+    """Token ids of every row of `text` or `input_ids`, and whether the client sent a list of rows.
+
+    Raises:
+        RequestError: a row is malformed, or leaves no room for `new_tokens` tokens.
+    """
     text, input_ids = body.get("text"), body.get("input_ids")
     if (text is None) == (input_ids is None):
         got = "neither" if text is None else "both"
@@ -365,7 +372,7 @@ def _prompts(body: Mapping[str, Any], context: RequestContext) -> tuple[list[lis
     for row_name, prompt in zip(names, prompts, strict=True):
         if text is None:
             parse_token_ids(prompt, row_name, context.limits, most=2**31)
-        check_prompt(prompt, row_name, context.limits)
+        check_prompt(prompt, row_name, context.limits, new_tokens)
     return prompts, is_batch
 
 
@@ -385,8 +392,14 @@ def tokenise(texts: list[Any], names: Sequence[str], context: RequestContext) ->
         raise RequestError(f"{names[0].partition('[')[0]}: {error}", names[0]) from error
 
 
-def _rids(value: object, rows: _Rows, limits: Limits, default: str | None) -> tuple[str, list[str]]:
-    """The id of the whole body and one per row; a batch's rows are numbered."""
+def parse_rids(
+    value: object, rows: Rows, limits: Limits, default: str | None
+) -> tuple[str, list[str]]:
+    """The id of the whole body and one per row; a batch's rows are numbered.
+
+    Raises:
+        RequestError: they are malformed, or not one per row.
+    """
     if isinstance(value, list):
         if not rows.is_batch or len(value) != rows.count:
             raise RequestError(
@@ -402,8 +415,11 @@ def _rids(value: object, rows: _Rows, limits: Limits, default: str | None) -> tu
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """Fields that a batch may give once for all rows, or one value per row."""
+class Rows:
+    """Fields that a batch may give once for all rows, or one value per row.
+
+    Every method raises `RequestError` for a value of another type or number.
+    """
 
     body: Mapping[str, Any]
     count: int

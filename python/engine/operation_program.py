@@ -42,6 +42,7 @@ class _Step:
 
     step: int
     logits: Activation
+    pooled_states: npt.NDArray[np.float32]
     row_errors: IntArray
 
 
@@ -85,14 +86,16 @@ class OperationProgram:
                 computed_lens=plan.row_computed_len,
                 page_tables=self._page_tables[plan.row_slot],
                 logit_tokens=plan.logit_tokens,
+                pooled_tokens=plan.logit_tokens[(plan.logit_flags & LOGIT_POOLED) != 0],
             )
         )
         result = self._model.forward(batch)
+        pooled = result.pooled_states.cpu().numpy()
         errors = np.full(plan.row_slot.size, ROW_OK, np.int32)
         token_row = _token_rows(plan)
         errors[token_row[~self._backend.finite_tokens(result.hidden)]] = ROW_NOT_FINITE
         errors[token_row[unknown]] = ROW_FAILED
-        self._pending = _Step(plan.step, result.logits, errors)
+        self._pending = _Step(plan.step, result.logits, pooled, errors)
 
     @torch.inference_mode()
     def sample(self, plan: Plan, masks: IntArray | None = None) -> npt.NDArray[np.uint8]:
@@ -117,6 +120,7 @@ class OperationProgram:
                 "score_logprobs": outputs.score_logprobs,
                 "top_ids": outputs.top_ids,
                 "top_logprobs": outputs.top_logprobs,
+                "pooled_states": pending.pooled_states,
             },
         )
 
@@ -128,7 +132,6 @@ class OperationProgram:
         moved = plan.page_moves
         checks: tuple[tuple[bool | npt.NDArray[np.bool_], str], ...] = (
             (plan.opened_int[:, ADAPTER] == 0, "adapters are not supported"),
-            ((plan.logit_flags & LOGIT_POOLED) == 0, "pooled states are not supported"),
             (moved[:, [0, 2, 5]] == 0, "page moves between tiers are not supported"),
             (plan.page_writes[:, 0] == 0, "only cache group 0 exists"),
             (_within(plan.row_slot, 0, slots), f"row slots must be below {slots}"),

@@ -13,6 +13,7 @@ from typing import Final
 
 from trunkline.engine.client import Request, Sample, Stream, Update
 from trunkline.engine.messages import Finished, Logprobs, Started
+from trunkline.engine.validation import RequestError
 
 # What an impossible token's log-prob is reported as: JSON has no infinity.
 LOWEST_LOGPROB: Final = -9999.0
@@ -91,6 +92,31 @@ def finish_reason(finished: Finished | None) -> dict[str, object] | None:
         "status_code": finished.status or None,
         "err_type": "InternalServerError" if finished.reason == "error" else None,
     }
+
+
+def unanswered(sample: Sample) -> RequestError:
+    """Why a sample that ended has no answer: it failed, or somebody aborted it."""
+    end = sample.finished
+    message = (end.message if end else None) or "the request was aborted"
+    status = (end.status if end else 0) or 400
+    return RequestError(f"there is no answer: {message}", status=status, code="no_answer")
+
+
+# Facts of answers that have no text of their own.
+_OF_PROMPTS: Final = (
+    "id finish_reason prompt_tokens cached_tokens cached_tokens_details weight_version "
+    "num_retractions dp_rank forward_entry_time prefill_finished_time queue_time e2e_latency "
+    "request_received_ts api_server_dispatch_finish_ts request_finished_ts "
+    "response_sent_to_client_ts"
+).split()
+
+
+def prompt_meta_info(
+    stream: Stream, sample: Sample, now: float, options: OutputOptions
+) -> dict[str, object]:
+    """The `meta_info` of an answer that says something of its prompt, and generates nothing."""
+    facts = _meta_info(stream, sample, now, options)
+    return {name: facts[name] for name in _OF_PROMPTS}
 
 
 def _meta_info(

@@ -19,9 +19,9 @@ from trunkline.engine.messages import Logprobs, SamplingParams
 class Request:
     """One validated, tokenised request.
 
-    `stream_interval` is the number of tokens between updates; 0 gives one at the end.
-    `received_ts` is when the API saw it (unix seconds). `dp_rank`
-    names the one of several engines that must run it.
+    `stream_interval` is the number of tokens between updates; 0 gives one at the end. With `pooled`
+    the samples end with a pooled state and without tokens. `received_ts` is when the API saw it
+    (unix seconds). `dp_rank` names the one of several engines that must run it.
     """
 
     rid: str
@@ -35,6 +35,7 @@ class Request:
     logprobs: messages.LogprobRequest | None = None
     grammar: messages.GrammarSpec | None = None
     dp_rank: int | None = None
+    pooled: bool = False
     received_ts: float
 
     def sample_rid(self, index: int) -> str:

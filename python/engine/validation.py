@@ -55,8 +55,10 @@ class Limits:
 
     vocab_size: int
     context_length: int
+    hidden_size: int | None = None  # elements of an embedding; None: not known
     max_samples: int = 128
     max_prompts: int = 2048
+    max_embedded_tokens: int = 300_000  # of all prompts of one body, or one context if longer
     max_stop_strings: int = 32
     max_stop_chars: int = 1024
     max_stop_patterns: int = 32

@@ -134,6 +134,7 @@ class StepInputs:
     computed_lens: IntArray  # [rows]
     page_tables: IntArray  # [rows, pages]; entries beyond a row's length are arbitrary
     logit_tokens: IntArray  # [logits] flat token indices
+    pooled_tokens: IntArray  # [pooled] those of them whose pooled state is wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +220,10 @@ class ForwardOutputs(Protocol):
     def logits(self) -> Activation:
         """Logits at the batch's logit tokens."""
 
+    @property
+    def pooled_states(self) -> Activation:
+        """What a pooled request is answered with."""
+
 
 class StepProgram(Protocol):
     """Whole steps of one model, with everything that lives between them."""
@@ -291,6 +296,12 @@ class Backend(Protocol):
 
     def logits(self, x: Activation, norm: OwnWeight, head: OwnWeight, batch: Batch) -> Activation:
         """Logits at the batch's logit tokens, in float32: not rounded to the dtype."""
+
+    def pooled_states(self, x: Activation, norm: OwnWeight, batch: Batch) -> Activation:
+        """`rms_norm(x)` of the tokens whose pooled state is wanted, in float32.
+
+        A backend that records takes it only of the `x` and `norm` of `logits`.
+        """
 
 
 class StepwiseBackend(Backend, Protocol):

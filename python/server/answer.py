@@ -6,7 +6,7 @@ The same for all API families; how an outcome is written is their `Reply`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -54,6 +54,25 @@ class Reply(Protocol):
 
     def closing(self, streams: Sequence[Stream]) -> list[object]:
         """Events after the last token."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeReply:
+    """The reply of jobs that are never streams; `write` makes the body."""
+
+    write: Callable[[Sequence[Stream]], object]
+
+    def whole(self, streams: Sequence[Stream]) -> object:
+        return self.write(streams)
+
+    def opening(self, streams: Sequence[Stream]) -> list[object]:
+        return []
+
+    def events(self, prompt: int, stream: Stream, updates: Iterable[Update]) -> list[object]:
+        return []
+
+    def closing(self, streams: Sequence[Stream]) -> list[object]:
+        return []
 
 
 class EventStyle(Protocol):

@@ -61,7 +61,11 @@ def create_app(
     Raises:
         RequestError: `preferred_sampling_params` is not valid.
     """
-    limits = Limits(vocab_size=model.vocab_size, context_length=model.context_length)
+    limits = Limits(
+        vocab_size=model.vocab_size,
+        context_length=model.context_length,
+        hidden_size=model.hidden_size,
+    )
     preferred = preferred_sampling(config.api.preferred_sampling_params, limits)
     by_model = config.api.sampling_defaults == "model"
     recommended = usable_defaults(model_sampling, limits) if by_model else {}

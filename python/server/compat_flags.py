@@ -53,7 +53,7 @@ COMPAT_FLAGS: Final = (
     _no_effect("trust-remote-code", "code from a checkpoint is never run", is_switch=True),
     _refused("kv-cache-dtype", "the KV cache has the dtype of the activations", "auto"),
     _refused("quantization", LATER, "none"),
-    _refused_switch("is-embedding", LATER),
+    _no_effect("is-embedding", "every model embeds and generates", is_switch=True),
     _refused("cpu-offload-gb", LATER, "0"),
     _refused("tp-size", "tensor parallelism is not supported yet", "1"),
     _refused("pp-size", "pipeline parallelism is not supported yet", "1"),

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from trunkline.server import load, native, operations, parsing, tokens
+from trunkline.server import encode, load, native, operations, parsing, tokens
 from trunkline.server.anthropic import messages
 from trunkline.server.batches import batch_routes, file_routes
-from trunkline.server.openai import chat, completions, models, responses
+from trunkline.server.openai import chat, completions, embeddings, models, responses, scoring
 from trunkline.server.openapi import (
     batch_fields,
     batch_shapes,
     bodies,
     endpoints,
+    prompt_shapes,
     response_fields,
     response_shapes,
     shapes,
@@ -98,6 +99,13 @@ ROUTES = [
         takes=bodies.GENERATE,
         gives=shapes.GENERATED,
     ),
+    Route(
+        "/encode",
+        encode.encode,
+        methods=["POST", "PUT"],
+        takes=prompt_shapes.ENCODE,
+        gives=prompt_shapes.ENCODED,
+    ),
     Route("/tokenize", tokens.tokenize, methods=POST, takes=bodies.TOKENIZE, gives=shapes.TOKENS),
     Route(
         "/v1/tokenize", tokens.tokenize, methods=POST, takes=bodies.TOKENIZE, gives=shapes.TOKENS
@@ -143,6 +151,27 @@ ROUTES = [
         methods=POST,
         takes=bodies.COMPLETION,
         gives=shapes.COMPLETION,
+    ),
+    Route(
+        "/v1/embeddings",
+        embeddings.embeddings,
+        methods=POST,
+        takes=prompt_shapes.EMBEDDING,
+        gives=prompt_shapes.EMBEDDINGS,
+    ),
+    Route(
+        "/v1/score",
+        scoring.score,
+        methods=POST,
+        takes=prompt_shapes.SCORE,
+        gives=prompt_shapes.SCORING,
+    ),
+    Route(
+        "/v1/rerank",
+        scoring.rerank,
+        methods=POST,
+        takes=prompt_shapes.RERANK,
+        gives=prompt_shapes.RANKING,
     ),
     Route(
         "/v1/responses",

@@ -211,6 +211,7 @@ async def _load(config: ServerConfig, client: Client | Fleet, gate: Gate) -> Ser
             architecture=checkpoint.config.architecture,
             context_length=facts.context_length,
             vocab_size=facts.vocab_size,
+            hidden_size=checkpoint.config.hidden_size,
         ),
         model,
     )

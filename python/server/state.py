@@ -82,6 +82,7 @@ class ServedModel:
     architecture: str
     context_length: int
     vocab_size: int
+    hidden_size: int
     created: int = field(default_factory=lambda: int(time.time()))
 
 

@@ -246,7 +246,6 @@ def test_unknown_token_ids_fail_their_row_alone() -> None:
 REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"row_slot": [], "row_query_len": [], "row_computed_len": [], "token_ids": []}, "no rows"),
     ({"opened_int": [[0, 7, 0, 1, 0, 0, 0, 0]]}, "adapters"),
-    ({"logit_flags": [1]}, "pooled"),
     ({"page_moves": [[1, 1, 0, 2, 3, 0]]}, "tiers"),
     ({"page_moves": [[0, 1, 0, 2, 17, 0]]}, "exceeds its page"),
     ({"page_moves": [[0, 1, 0, 0, 3, 0]]}, "moved pages"),

@@ -63,7 +63,8 @@ def logits_program(backend_name: str, table: torch.Tensor, dtype: torch.dtype) -
 
     def forward(batch: Any) -> ForwardResult:
         x = backend.embed(embedding, batch)
-        return ForwardResult(x, backend.logits(x, norm, head, batch))
+        logits = backend.logits(x, norm, head, batch)
+        return ForwardResult(x, logits, backend.pooled_states(x, norm, batch))
 
     if isinstance(backend, ProgramBackend):
         return backend.create_program(forward, SIZES)

@@ -7,6 +7,7 @@ behave as documented for the scheduler.
 from __future__ import annotations
 
 import asyncio
+import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from trunkline.engine.messages import EngineFacts, EngineStatus, Logprobs, Submi
 EOS = 256
 VOCAB = 300
 CONTEXT = 512
+HIDDEN = 4
 FACTS = EngineFacts(
     pid=1,
     model_path="fake/model",
@@ -274,7 +276,7 @@ class _Play:
         return messages.Finished(
             self.submit.key, self.sample, self.sent_ids, self.ids[self.sent_ids :],
             self.sent_chars, text[self.sent_chars :], self._logprobs(), self._prompt_logprobs(),
-            reason, matched, message, status, len(self.ids), 0, 0.001,
+            reason, matched, message, status, len(self.ids), 0, 0.001, self._pooled_state(reason),
         )  # fmt: skip
 
     def _delta(self) -> messages.Delta:
@@ -293,6 +295,13 @@ class _Play:
             return None
         ids = self.ids[self.sent_ids :]
         return _scores(ids, wanted)
+
+    def _pooled_state(self, reason: str) -> bytes | None:
+        """Its first element is twice the prompt's sum, the second its length, the others are 0."""
+        if not self.submit.pooled or reason != "length":
+            return None
+        state = [2.0 * sum(self.submit.prompt), float(len(self.submit.prompt)), 0.0, 0.0]
+        return struct.pack(f"<{HIDDEN}f", *state)
 
     def _prompt_logprobs(self) -> Logprobs | None:
         wanted = self.submit.logprobs

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import uvloop
 from starlette.applications import Starlette
-from tests.server.fake_engine import CONTEXT, VOCAB, ByteTokenizer, FakeEngine
+from tests.server.fake_engine import CONTEXT, HIDDEN, VOCAB, ByteTokenizer, FakeEngine
 
 from trunkline.engine.chat_template import ChatTemplate, TemplateSource
 from trunkline.engine.client import Client
@@ -49,6 +49,7 @@ def fake_app(
         architecture="LlamaForCausalLM",
         context_length=CONTEXT,
         vocab_size=VOCAB,
+        hidden_size=HIDDEN,
     )
     chat_template = ChatTemplate(source, {})
     return create_app(client, ByteTokenizer(), chat_template, config, model, model_sampling or {})

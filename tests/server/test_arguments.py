@@ -99,6 +99,7 @@ FINE = [
 ]
 WARNED = [
     ["--trust-remote-code"],
+    ["--is-embedding"],
     ["--cuda-graph-max-bs", "160"],
     ["--enable-p2p-check"],
     ["--num-continuous-decode-steps", "4"],
@@ -128,7 +129,6 @@ REFUSED = [
     (["--skip-tokenizer-init"], "--skip-tokenizer-init is not supported"),
     (["--kv-cache-dtype", "fp8_e5m2"], "it may be auto"),
     (["--quantization", "fp8"], "--quantization fp8 is not supported"),
-    (["--is-embedding"], "--is-embedding is not supported"),
     (["--base-gpu-id", "1"], "CUDA_VISIBLE_DEVICES"),
     (["--constrained-json-whitespace-pattern", "x"], "blanks in JSON are bounded"),
     (["--lora-paths", "a=b"], "adapters are not supported yet"),

@@ -40,10 +40,11 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class ForwardResult:
-    """Final hidden states of all tokens (before the last norm), and the logits asked for."""
+    """Final hidden states of all tokens (before the last norm), and what is wanted of them."""
 
     hidden: Activation
     logits: Activation
+    pooled_states: Activation
 
 
 class DenseDecoder:
@@ -152,4 +153,8 @@ class DenseDecoder:
             gate_up = ops.norm_linear(x, layer.mlp_norm, layer.gate_up)
             activated = ops.gate_up_activation(gate_up, "silu")
             x = ops.linear_add(activated, layer.down, x)
-        return ForwardResult(x, ops.logits(x, self.norm, self.head, batch))
+        return ForwardResult(
+            hidden=x,
+            logits=ops.logits(x, self.norm, self.head, batch),
+            pooled_states=ops.pooled_states(x, self.norm, batch),
+        )

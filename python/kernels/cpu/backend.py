@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from trunkline.kernels.cpu.native import CpuModel
-from trunkline.kernels.cpu.recording import LogitsValue, Lowering, Value
+from trunkline.kernels.cpu.recording import LogitsValue, Lowering, PooledValue, Value
 from trunkline.kernels.cpu.weights import (
     EmbeddingWeight,
     LinearWeight,
@@ -99,6 +99,8 @@ class CpuBackend:
         logits = outputs.logits
         if not isinstance(logits, LogitsValue) or outputs.hidden is not logits.hidden:
             raise ValueError("the model's logits are not those of its hidden states")
+        if outputs.pooled_states != PooledValue(logits.hidden, logits.norm):
+            raise ValueError("the model's pooled states are not what its logits are made of")
         program = Lowering(batch.values, logits).program
         kv = sizes.kv
         self._model.start(
@@ -154,6 +156,9 @@ class CpuBackend:
 
     def logits(self, x: Value, norm: NormWeight, head: AnyLinear, batch: Batch) -> LogitsValue:
         return LogitsValue(x, norm.index, head.index)
+
+    def pooled_states(self, x: Value, norm: NormWeight, batch: Batch) -> PooledValue:
+        return PooledValue(x, norm.index)
 
 
 class CpuProgram:

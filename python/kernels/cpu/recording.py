@@ -53,6 +53,14 @@ class LogitsValue:
     head: int
 
 
+@dataclass(frozen=True, slots=True)
+class PooledValue:
+    """Pooled states: what the logits are made of, but not rounded."""
+
+    hidden: Value
+    norm: int
+
+
 @dataclass(slots=True)
 class NativeProgram:
     """Arguments of `CpuModel.start`."""

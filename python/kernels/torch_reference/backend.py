@@ -48,6 +48,7 @@ class TorchBatch:
     positions: torch.Tensor  # [tokens] int64
     slots: torch.Tensor  # [tokens] int64: where the tokens' KV goes
     logit_tokens: torch.Tensor  # [logits] int64
+    pooled_tokens: torch.Tensor  # [pooled] int64
     plans: dict[int | None, AttentionPlan] = field(default_factory=dict)
     turns: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
@@ -114,6 +115,7 @@ class TorchBackend:
             positions=self._index(step.positions),
             slots=self._index(pages * size + step.positions % size),
             logit_tokens=self._index(step.logit_tokens),
+            pooled_tokens=self._index(step.pooled_tokens),
         )
 
     def _index(self, array: npt.NDArray[np.integer[Any]]) -> torch.Tensor:
@@ -124,7 +126,10 @@ class TorchBackend:
         return weight.table.index_select(0, batch.step.token_ids).float()
 
     def rms_norm(self, x: torch.Tensor, norm: NormWeight) -> torch.Tensor:
-        return (x * _inverse_rms(x, norm.epsilon)).mul_(norm.weight).to(self.dtype)
+        return self._wide_norm(x, norm).to(self.dtype)
+
+    def _wide_norm(self, x: torch.Tensor, norm: NormWeight) -> torch.Tensor:
+        return (x * _inverse_rms(x, norm.epsilon)).mul_(norm.weight)
 
     def linear(self, x: torch.Tensor, weight: AnyLinear) -> torch.Tensor:
         product, heights = weight.product()
@@ -183,6 +188,10 @@ class TorchBackend:
         normed = self.rms_norm(x.index_select(0, batch.logit_tokens), norm)
         product, heights = head.product(wide=True)
         return tiled_product(product, normed, heights)
+
+    def pooled_states(self, x: torch.Tensor, norm: NormWeight, batch: TorchBatch) -> torch.Tensor:
+        """As the protocol says; [pooled, width] float32."""
+        return self._wide_norm(x.index_select(0, batch.pooled_tokens), norm)
 
     def finite_tokens(self, x: torch.Tensor) -> npt.NDArray[np.bool_]:
         return torch.isfinite(x).all(-1).cpu().numpy()

@@ -16,6 +16,7 @@ from trunkline.engine.validation import RequestError, shown
 from trunkline.server.answer import Prepared
 from trunkline.server.openai.chat import prepare_chat
 from trunkline.server.openai.completions import prepare_completion
+from trunkline.server.openai.embeddings import prepare_embedding
 from trunkline.server.openai.responses import prepare_response
 from trunkline.server.state import Server
 
@@ -37,6 +38,7 @@ LINE_KINDS: Final[Mapping[str, Callable[[Any, Server, str], Prepared]]] = {
     "/v1/chat/completions": prepare_chat,
     "/v1/completions": prepare_completion,
     "/v1/responses": prepare_response_line,
+    "/v1/embeddings": prepare_embedding,
 }
 MAX_LINES: Final = 50_000
 MAX_ID_CHARS: Final = 512

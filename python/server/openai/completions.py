@@ -13,13 +13,11 @@ from trunkline.engine.messages import LogprobRequest
 from trunkline.engine.native_request import (
     RequestContext,
     RequestOptions,
-    check_prompt,
     check_samples,
     make_request,
     parse_rid,
-    tokenise,
 )
-from trunkline.engine.validation import RequestError, is_int, parse_token_ids, shown
+from trunkline.engine.validation import RequestError, is_int, shown
 from trunkline.server.answer import Generation, Job, Prepared, request_id
 from trunkline.server.http import read_json
 from trunkline.server.openai.completions_reply import CompletionOptions, CompletionReply
@@ -32,6 +30,7 @@ from trunkline.server.openai.fields import (
     wanted_ids,
     wants_usage,
 )
+from trunkline.server.openai.inputs import parse_inputs
 from trunkline.server.state import Server, offload, server_of
 
 DEFAULT_MAX_TOKENS: Final = 16
@@ -85,7 +84,7 @@ def prepare_completion(body: Any, server: Server, rid: str) -> Prepared:
         logprobs=_logprobs(fields.logprobs, echo, context),
         received_ts=received_ts,
     )
-    prompts, texts = _prompts(fields.prompt, context)
+    prompts, texts = parse_inputs(fields.prompt, "prompt", context)
     check_samples(len(prompts) * sampling.n, context.limits)
     rids = [rid] if len(prompts) == 1 else [f"{rid}_{row}" for row in range(len(prompts))]
     requests = [
@@ -106,45 +105,6 @@ def prepare_completion(body: Any, server: Server, rid: str) -> Prepared:
     )
     job = Job(rid=rid, requests=requests, stream=options.stream, ignored=ignored)
     return Prepared(job, CompletionReply(server, reply))
-
-
-def _prompts(prompt: Any, context: RequestContext) -> tuple[list[list[int]], list[str] | None]:
-    """Token ids of every prompt, and their texts if they came as text."""
-    if isinstance(prompt, str):
-        texts, names = [prompt], ["prompt"]
-    elif isinstance(prompt, list) and any(isinstance(one, str) for one in prompt):
-        texts, names = prompt, [f"prompt[{row}]" for row in range(len(prompt))]
-    else:
-        return _id_prompts(prompt, context), None
-    _check_rows(len(texts), context)
-    prompts = tokenise(texts, names, context)
-    for name, ids in zip(names, prompts, strict=True):
-        check_prompt(ids, name, context.limits)
-    return prompts, texts
-
-
-def _id_prompts(prompt: Any, context: RequestContext) -> list[list[int]]:
-    if not isinstance(prompt, list):
-        raise RequestError(
-            "prompt must be a string, a list of strings, a list of token ids or a list of such "
-            f"lists, got {shown(prompt)}.",
-            "prompt",
-        )
-    nested = any(isinstance(one, list) for one in prompt)
-    rows = prompt if nested else [prompt]
-    _check_rows(len(rows), context)
-    for row, ids in enumerate(rows):
-        name = f"prompt[{row}]" if nested else "prompt"
-        parse_token_ids(ids, name, context.limits, most=2**31)
-        check_prompt(ids, name, context.limits)
-    return rows
-
-
-def _check_rows(count: int, context: RequestContext) -> None:
-    if count > context.limits.max_prompts:
-        raise RequestError(
-            f"prompt must have at most {context.limits.max_prompts} rows, got {count}.", "prompt"
-        )
 
 
 def _logprobs(value: Any, echo: bool, context: RequestContext) -> LogprobRequest | None:

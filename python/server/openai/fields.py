@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from trunkline.engine.body_fields import SchedulingFields
 from trunkline.engine.native_request import RequestContext, parse_namespace, parse_priority
 from trunkline.engine.ranks import FIELDS as RANK_FIELDS
 from trunkline.engine.ranks import parse_rank
@@ -27,7 +28,7 @@ from trunkline.engine.validation import (
 from trunkline.server.openai.response_format import parse_response_format
 from trunkline.server.openai.rows import TokenIds
 
-Body = TypeVar("Body", bound="CommonFields")
+Body = TypeVar("Body", bound="SchedulingFields")
 
 BOOKKEEPING: Final = frozenset(
     (
@@ -95,18 +96,11 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_obfuscation: bool | None = None  # pads OpenAI's own streams; there is none here
 
 
-class CommonFields(msgspec.Struct, kw_only=True):
-    """Fields of every endpoint of this API; `parse_sampling_params` checks those of sampling."""
+class CommonFields(SchedulingFields, kw_only=True):
+    """Fields of every endpoint that generates; `parse_sampling_params` checks those of sampling."""
 
-    model: Any = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    rid: Any = None
-    priority: Any = None
-    extra_key: str | None = None
-    cache_salt: str | None = None
-    routed_dp_rank: Any = None
-    data_parallel_rank: Any = None
     seed: Any = None
     min_tokens: Any = None
     max_tokens: Any = None
@@ -244,7 +238,9 @@ def _with_format(parsed: ParsedSampling, response_format: Any, limits: Limits) -
     return replace(parsed, grammar=grammar)
 
 
-def parse_scheduling(fields: CommonFields, context: RequestContext) -> tuple[int, str, int | None]:
+def parse_scheduling(
+    fields: SchedulingFields, context: RequestContext
+) -> tuple[int, str, int | None]:
     """Priority, cache namespace and the engine that must run it (None: any) of a body."""
     priority = parse_priority(fields.priority, context)
     namespace = parse_namespace(fields.extra_key, fields.cache_salt, context.limits)

@@ -60,6 +60,14 @@ def usage(streams: Sequence[Stream], reasoning_tokens: int = 0) -> dict[str, obj
     }
 
 
+def prompt_usage(streams: Sequence[Stream]) -> dict[str, object]:
+    """Token counts of an answer that generates nothing."""
+    counted = usage(streams)
+    prompt = counted["prompt_tokens"]
+    details = counted["prompt_tokens_details"]
+    return {"prompt_tokens": prompt, "total_tokens": prompt, "prompt_tokens_details": details}
+
+
 def completion_tokens(sample: Sample) -> int:
     """Tokens of a sample so far, the stop token included."""
     return sample.finished.completion_tokens if sample.finished else len(sample.output_ids)

@@ -9,7 +9,7 @@ const SECTION_TABLE_WORD: usize = 8;
 const PLAN_HEADER_BYTES: usize = 1024;
 const RESULT_HEADER_BYTES: usize = 256;
 const NUM_SECTIONS: usize = 29;
-const NUM_RESULT_SECTIONS: usize = 8;
+const NUM_RESULT_SECTIONS: usize = 9;
 
 const HEADER_WORDS: usize = PLAN_HEADER_BYTES / 4;
 
@@ -197,6 +197,7 @@ pub(crate) struct StepResult {
     pub(crate) score_logprobs: Vec<f32>,
     pub(crate) top_ids: Vec<u32>,
     pub(crate) top_logprobs: Vec<f32>,
+    pub(crate) pooled_states: Vec<f32>,
 }
 
 impl StepResult {
@@ -212,6 +213,7 @@ impl StepResult {
             bits(&self.score_logprobs),
             self.top_ids.clone(),
             bits(&self.top_logprobs),
+            bits(&self.pooled_states),
         ];
         let mut header = [0_u64; RESULT_HEADER_BYTES / 8];
         header[..3].copy_from_slice(&[RESULT_MAGIC, VERSION, step]);

@@ -337,6 +337,19 @@ impl Program {
         run_rows(&weights.pool, weights.kernels, &task);
     }
 
+    /// The final hidden states of some tokens after the last norm, not rounded to the model's type.
+    pub(crate) fn pooled_states(&mut self, weights: &Weights, tokens: &[u32]) -> Vec<f32> {
+        let norm = &weights.norms[self.head.norm];
+        let hidden: Rows<f32> = self.rows(weights, self.head.hidden);
+        let mut states = Vec::with_capacity(tokens.len() * norm.width);
+        for &token in tokens {
+            // SAFETY: the buffer holds the step's tokens, each of the norm's width; nothing writes.
+            let row = unsafe { std::slice::from_raw_parts(hidden.row(token as usize), norm.width) };
+            norm.extend_normed(row, &mut states);
+        }
+        states
+    }
+
     /// Which tokens' final hidden states are finite.
     pub(crate) fn finite_tokens(&mut self, weights: &Weights, num_tokens: usize) -> Vec<bool> {
         let mut finite = vec![false; num_tokens];

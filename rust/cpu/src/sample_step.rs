@@ -140,6 +140,7 @@ impl Sampler<'_> {
                 score_logprobs: positions.iter().flat_map(|p| p.scores.clone()).collect(),
                 top_ids: top.clone().map(|&(id, _)| id).collect(),
                 top_logprobs: top.map(|&(_, logprob)| logprob).collect(),
+                pooled_states: Vec::new(),
             },
             possible: drawn.iter().map(|drawn| drawn.possible).collect(),
             finite: positions.iter().map(|position| position.extent.finite).collect(),

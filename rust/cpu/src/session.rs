@@ -15,6 +15,7 @@ use crate::sampling::SlotStates;
 use crate::simd::LANES;
 
 const SOURCE_LAST_SAMPLED: u32 = 1;
+const LOGIT_POOLED: u32 = 1;
 const ROW_NOT_FINITE: u32 = 1;
 const ROW_FAILED: u32 = 3;
 
@@ -34,6 +35,7 @@ struct Pending {
     block: Vec<u32>,
     row_errors: Vec<u32>,
     logit_rows: Vec<u32>,
+    pooled_states: Vec<f32>,
 }
 
 /// A recorded program with all its state.
@@ -135,10 +137,15 @@ impl Session {
         }
         let output = self.logit_input.rows(stride);
         self.program.head_input(&self.weights, tokens, output);
+        let flagged = tokens.iter().zip(plan.logit_flags());
+        let pooled: Vec<u32> = flagged
+            .filter_map(|(&token, flags)| (flags & LOGIT_POOLED != 0).then_some(token))
+            .collect();
+        let pooled_states = self.program.pooled_states(&self.weights, &pooled);
         let row_of =
             |token: u32| step.rows.partition_point(|row| row.tokens.end <= token as usize) as u32;
         let logit_rows = tokens.iter().map(|&token| row_of(token)).collect();
-        self.pending = Some(Pending { block, row_errors, logit_rows });
+        self.pending = Some(Pending { block, row_errors, logit_rows, pooled_states });
         Ok(())
     }
 
@@ -185,6 +192,7 @@ impl Session {
             }
         }
         let mut result: StepResult = outcome.result;
+        result.pooled_states.clone_from(&pending.pooled_states);
         for (&slot, &token) in plan.sample_slot().iter().zip(&result.token_ids) {
             self.last_tokens[slot as usize] = token;
             self.states.count(slot, token);
@@ -237,9 +245,6 @@ impl Session {
         let pages = 1..kv.num_pages;
         if plan.opened_int().chunks_exact(8).any(|record| record[3] != 0) {
             return fail("adapters are not supported".into());
-        }
-        if plan.logit_flags().iter().any(|flags| flags & 1 != 0) {
-            return fail("pooled states are not supported".into());
         }
         if plan.page_moves().chunks_exact(6).any(|m| m[0] != 0 || m[2] != 0 || m[5] != 0) {
             return fail("page moves between tiers are not supported".into());

@@ -305,6 +305,14 @@ impl Norm {
         4 * self.weight.len()
     }
 
+    /// Append `x / rms(x) * weight` in float32; the bits do not depend on the instruction set.
+    pub(crate) fn extend_normed(&self, row: &[f32], output: &mut Vec<f32>) {
+        let squares: f64 = row.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+        let mean = (squares / self.width as f64) as f32;
+        let scale = 1.0 / (mean + self.epsilon).sqrt();
+        output.extend(row.iter().zip(&self.weight).map(|(&x, &weight)| x * scale * weight));
+    }
+
     /// Take the weight, rounded as the model's dtype says.
     ///
     /// # Errors

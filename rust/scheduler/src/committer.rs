@@ -130,6 +130,12 @@ impl Commit<'_> {
         let expected_tokens = u32::from(self.row.sample.is_some());
         let num_tokens = tokens.len() as u32;
         let sequence = &mut self.state.sequences[id];
+        if let Some(index) = self.row.pooled
+            && computed == self.row.query_len
+        {
+            let bytes = self.result.pooled_state(index as usize);
+            sequence.output.pooled_state = Some(bytes.into());
+        }
         sequence.computed = end;
         sequence.sampled_in_flight -= expected_tokens;
         let was_started = sequence.output.started;

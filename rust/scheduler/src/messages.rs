@@ -60,6 +60,8 @@ pub(crate) struct Submit {
     pub(crate) namespace: String,
     pub(crate) request_class: u8,
     pub(crate) logprobs: Option<LogprobRequest>,
+    /// Wants the pooled state: the final hidden state of the prompt's last token.
+    pub(crate) pooled: bool,
     pub(crate) resume: Vec<Resume>,
     pub(crate) must_prepare: bool,
     /// What the output must be: its caller's to read. Here it only matters that there is one.

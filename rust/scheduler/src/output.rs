@@ -19,6 +19,8 @@ pub(crate) struct Output {
     /// Log-probs of the prompt, until the first event that carries them.
     prompt_logprobs: Option<Box<Logprobs>>,
     num_prompt_scores: u32,
+    /// The bytes of the pooled state, once it is known.
+    pub(crate) pooled_state: Option<Box<[u8]>>,
     pub(crate) started: bool,
 }
 
@@ -53,6 +55,7 @@ impl Output {
             logprobs,
             prompt_logprobs,
             num_prompt_scores,
+            pooled_state: None,
             started: false,
         }
     }
@@ -177,6 +180,7 @@ impl Output {
             text: scratch,
             logprobs: self.logprobs.as_deref(),
             prompt_logprobs: prompt_logprobs.as_deref(),
+            pooled_state: self.pooled_state.as_deref(),
         });
         self.delivered_tokens = outputs.len() as u32;
         if let Some(logprobs) = &mut self.logprobs {

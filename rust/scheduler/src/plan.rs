@@ -34,6 +34,8 @@ pub(crate) const RUNNING_ROW_BYTES: usize =
 pub(crate) const FLAG_GRAMMAR: i32 = 1;
 /// The same: its samples' log-probs are those of the distribution that they are drawn from.
 pub(crate) const FLAG_PROCESSED: i32 = 2;
+/// Bit of `logit_flags`: the pooled state is wanted.
+const LOGIT_POOLED: i32 = 1;
 /// Bit of `sample_flags`: the sampled token's log-prob is wanted.
 const SAMPLE_LOGPROB: i32 = 1;
 
@@ -267,6 +269,13 @@ impl PlanWriter {
         self.scores.push(scored);
         self.bytes += LOGIT_BYTES + 4 * (self.scores.ids.len() - before);
         self.logit_tokens.len() as u32 - 1
+    }
+
+    /// Wants the pooled state at a flat token, and nothing else there.
+    pub(crate) fn pooled(&mut self, token: u32) {
+        self.logit(token, 0, std::iter::empty());
+        self.logit_flags.pop();
+        self.logit_flags.push(LOGIT_POOLED);
     }
 
     pub(crate) fn sample(&mut self, sample: &Sample) {

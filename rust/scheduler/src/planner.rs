@@ -294,6 +294,7 @@ impl Planner {
             start,
             query_len,
             sample: None,
+            pooled: None,
             num_prompt_scores: 0,
             first_prompt_score: 0,
             first_score: self.writer.num_scores() as u32,
@@ -305,15 +306,12 @@ impl Planner {
         }
         let known_len = sequence.known_len();
         if end == known_len && known_len < sequence.bounds.limit {
-            let (top_n, ids) = if sequence.bounds.logprobs {
-                (params.top_n(), params.scored_ids())
-            } else {
-                (0, &[][..])
-            };
+            let logprob = sequence.bounds.logprobs;
+            let (top_n, ids) =
+                if logprob { (params.top_n(), params.scored_ids()) } else { (0, &[][..]) };
             let ids = ids.iter().copied();
             let logit = self.writer.logit(first + query_len - 1, top_n, ids);
             row.sample = Some(self.writer.num_samples() as u32);
-            let logprob = sequence.bounds.logprobs;
             step.expected.sampled_logprobs |= logprob;
             self.writer.sample(&Sample {
                 logit,
@@ -323,6 +321,9 @@ impl Planner {
             });
             sequence.sampled_in_flight += 1;
         }
+        if sequence.bounds.pooled && end == sequence.bounds.prompt_len {
+            row.pooled = Some(self.want_pooled_state(step, first + query_len - 1));
+        }
         if sequence.bounds.logprobs {
             let logits = row.num_prompt_scores + u32::from(row.sample.is_some());
             step.expected.num_top += (logits * params.top_n()) as usize;
@@ -331,6 +332,13 @@ impl Planner {
         sequence.in_flight += 1;
         sequence.last_step = step.id;
         step.rows.push(row);
+    }
+
+    /// Wants the pooled state at a flat token; returns which of the step's it is.
+    fn want_pooled_state(&mut self, step: &mut Step, token: u32) -> u32 {
+        self.writer.pooled(token);
+        step.expected.num_pooled += 1;
+        step.expected.num_pooled as u32 - 1
     }
 
     /// Tells the runner who is in the slot, anew if it is to forget what it knows.

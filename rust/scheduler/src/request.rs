@@ -48,6 +48,8 @@ pub(crate) struct Bounds {
     pub(crate) stop_mask: u64,
     /// Whether any log-prob is wanted.
     pub(crate) logprobs: bool,
+    /// Whether the pooled state is wanted; there are no outputs then.
+    pub(crate) pooled: bool,
 }
 
 impl Bounds {

@@ -5,7 +5,7 @@ use crate::plan::{TABLE_WORD, VERSION};
 
 const MAGIC: i64 = i64::from_le_bytes(*b"TRNKRSLT");
 const HEADER_BYTES: usize = 256;
-const SECTIONS: [&str; 8] = [
+const SECTIONS: [&str; 9] = [
     "sample_counts",
     "token_ids",
     "row_computed",
@@ -14,6 +14,7 @@ const SECTIONS: [&str; 8] = [
     "score_logprobs",
     "top_ids",
     "top_logprobs",
+    "pooled_states",
 ];
 
 /// Why a row of a step failed.
@@ -48,6 +49,7 @@ pub(crate) struct Expected {
     pub(crate) num_samples: usize,
     pub(crate) num_scores: usize,
     pub(crate) num_top: usize,
+    pub(crate) num_pooled: usize,
     /// Whether any sample asked for its log-prob.
     pub(crate) sampled_logprobs: bool,
     pub(crate) vocab_size: u32,
@@ -64,6 +66,9 @@ pub(crate) struct StepResult<'a> {
     score_logprobs: Words<'a>,
     top_ids: Words<'a>,
     top_logprobs: Words<'a>,
+    pooled_states: Words<'a>,
+    /// Elements of one pooled state.
+    pooled_width: usize,
 }
 
 /// A section of four-byte elements.
@@ -125,6 +130,7 @@ impl<'a> StepResult<'a> {
             score_logprobs,
             top_ids,
             top_logprobs,
+            pooled_states,
         ] = sections;
         let result = Self {
             sample_counts,
@@ -135,6 +141,8 @@ impl<'a> StepResult<'a> {
             score_logprobs,
             top_ids,
             top_logprobs,
+            pooled_states,
+            pooled_width: pooled_states.len().checked_div(expected.num_pooled).unwrap_or(0),
         };
         result.check(expected)?;
         Ok(result)
@@ -174,7 +182,12 @@ impl<'a> StepResult<'a> {
         }
         length("score_logprobs", self.score_logprobs.len(), expected.num_scores)?;
         length("top_ids", self.top_ids.len(), expected.num_top)?;
-        length("top_logprobs", self.top_logprobs.len(), expected.num_top)
+        length("top_logprobs", self.top_logprobs.len(), expected.num_top)?;
+        if expected.num_pooled > 0 && self.pooled_width == 0 {
+            return Err(Error::Result("pooled_states is empty, this step expects some".into()));
+        }
+        let expected_elements = expected.num_pooled * self.pooled_width;
+        length("pooled_states", self.pooled_states.len(), expected_elements)
     }
 
     /// Whether no row has a result: log-probs may then be left out.
@@ -218,6 +231,12 @@ impl<'a> StepResult<'a> {
 
     pub(crate) fn score(&self, index: usize) -> f32 {
         self.score_logprobs.f32(index)
+    }
+
+    /// The bytes of a pooled state: little-endian float32.
+    pub(crate) fn pooled_state(&self, index: usize) -> &'a [u8] {
+        let start = index * self.pooled_width;
+        self.pooled_states.0[start..start + self.pooled_width].as_flattened()
     }
 
     pub(crate) fn top(&self, index: usize) -> (u32, f32) {

@@ -26,6 +26,8 @@ pub(crate) struct StepRow {
     pub(crate) query_len: u32,
     /// Sample entry that the row leads to.
     pub(crate) sample: Option<u32>,
+    /// Which of the step's pooled states is the row's.
+    pub(crate) pooled: Option<u32>,
     /// Prompt positions whose log-prob the row yields, the first of these, and where the scores and
     /// top entries of the row's logit positions begin.
     pub(crate) num_prompt_scores: u32,

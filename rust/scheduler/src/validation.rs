@@ -46,6 +46,7 @@ pub(crate) fn params(
         stream_interval: submit.stream_interval,
         stop_mask: stop_ids.iter().fold(0, |mask, id| mask | 1 << (id % 64)),
         logprobs: submit.logprobs.is_some(),
+        pooled: submit.pooled,
     };
     let params = Params {
         prompt: std::mem::take(&mut submit.prompt),
@@ -157,6 +158,10 @@ fn check_shape(config: &Config, submit: &Submit) -> Result<(), Refusal> {
     }
     for resume in &submit.resume {
         check_ids(config, "resume", resume.output_ids.iter().copied())?;
+    }
+    if submit.pooled && (n != 1 || submit.sampling.max_new_tokens != Some(0)) {
+        let message = "the pooled state is that of a prompt: n must be 1 and max_new_tokens 0";
+        return Err(invalid(Some("pooled"), message));
     }
     let Some(logprobs) = &submit.logprobs else { return Ok(()) };
     check_ids(config, "logprobs", logprobs.ids.iter().copied())?;

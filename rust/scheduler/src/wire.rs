@@ -87,6 +87,8 @@ pub(crate) struct Output<'a> {
     pub(crate) text: &'a str,
     pub(crate) logprobs: Option<&'a Logprobs>,
     pub(crate) prompt_logprobs: Option<&'a Logprobs>,
+    /// The bytes of the pooled state; told with the end only.
+    pub(crate) pooled_state: Option<&'a [u8]>,
 }
 
 impl Output<'_> {
@@ -100,6 +102,7 @@ impl Output<'_> {
             text: "",
             logprobs: None,
             prompt_logprobs: None,
+            pooled_state: None,
         }
     }
 }
@@ -232,7 +235,7 @@ impl Events {
         finish: &Finish,
         totals: Totals,
     ) {
-        let out = self.begin(to, 16, 5);
+        let out = self.begin(to, 17, 5);
         write_output(out, output);
         string(out, finish.reason.name());
         match &finish.reason {
@@ -245,6 +248,10 @@ impl Events {
         unsigned(out, u64::from(totals.completion_tokens));
         unsigned(out, u64::from(totals.num_retractions));
         float64(out, totals.queue_time);
+        match output.pooled_state {
+            Some(bytes) => mp::write_bin(out, bytes).expect(INFALLIBLE),
+            None => nil(out),
+        }
     }
 
     /// Starts an event of `fields` elements: its tag and the client's key are written.

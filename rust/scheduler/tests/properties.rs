@@ -104,6 +104,11 @@ fn random_submit(rng: &mut ChaCha8Rng, config: &Config, key: u64, stems: &[Vec<u
         request.logprobs = Some(LogprobRequest(start, rng.random_range(0..3), ids, false));
     }
     request.must_prepare = rng.random_bool(0.1);
+    request.pooled = rng.random_bool(0.1);
+    if request.pooled {
+        request.n = 1;
+        request.sampling.max_new_tokens = Some(0);
+    }
     request
 }
 
@@ -213,6 +218,7 @@ fn check_outcomes(engine: &Engine) {
             let solo = oracle::solo(&sent.submit, k, &engine.config);
             check_sample(&sent.submit, sample, &solo);
             check_logprobs(&sent.submit, sample, engine.config.vocab_size);
+            check_pooled_state(&sent.submit, sample);
         }
     }
 }
@@ -240,6 +246,13 @@ fn check_sample(request: &Submit, sample: &support::client::Sample, solo: &Solo)
     }
     let names_stop = !matches!(finished.matched, Matched::No);
     assert_eq!(names_stop, finished.reason == "stop", "{context}");
+}
+
+fn check_pooled_state(request: &Submit, sample: &support::client::Sample) {
+    let finished = sample.finished.as_ref().expect("it ended");
+    let wanted = request.pooled && finished.reason == "length";
+    let state = wanted.then(|| oracle::digest(&request.prompt).to_le_bytes().to_vec());
+    assert_eq!(finished.pooled_state, state, "{request:?}");
 }
 
 fn check_logprobs(request: &Submit, sample: &support::client::Sample, vocab_size: u32) {

@@ -87,6 +87,9 @@ fn refusals_say_why() {
             &["logprobs", "20"],
         ),
     ];
+    let words: &[&str] = &["pooled state", "n must be 1"];
+    table.push((Submit { pooled: true, ..submit(13, &[1], 1) }, 400, words));
+    table.push((Submit { pooled: true, n: 2, ..submit(14, &[1], 0) }, 400, words));
     let mut biased = submit(10, &[1], 1);
     biased.sampling.logit_bias = vec![(99_999, 5.0)];
     table.push((biased, 400, &["logit_bias", "99999"]));

@@ -70,6 +70,24 @@ def lines_of(client: openai.Client, file_id: str | None) -> list[dict[str, Any]]
     return [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
 
 
+def test_embeddings_in_batches(client: openai.Client) -> None:
+    inputs = ["hi", ["hi", "you"], [5, 6], ""]
+    lines = [
+        {"custom_id": f"id-{n}", "method": "POST", "url": "/v1/embeddings", "body": {"input": one}}
+        for n, one in enumerate(inputs)
+    ]
+    batch = wait(client, start(client, jsonl(lines), "/v1/embeddings"))
+    assert batch.status == "completed", batch.errors
+    counts = batch.request_counts
+    assert counts is not None
+    assert (counts.completed, counts.failed) == (3, 1)
+    answers = [line["response"]["body"] for line in lines_of(client, batch.output_file_id)]
+    assert [len(answer["data"]) for answer in answers] == [1, 2, 1]
+    assert client.batches.retrieve(batch.id).usage.input_tokens == 9  # type: ignore[union-attr]
+    [failed] = lines_of(client, batch.error_file_id)
+    assert failed["response"]["status_code"] == 400
+
+
 def test_a_batch_from_start_to_end(client: openai.Client, live: Live) -> None:
     lines = [chat_line(f"id-{n}", f"number {n}") for n in range(50)]
     lines[7]["body"]["temperature"] = -1

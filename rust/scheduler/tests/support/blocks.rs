@@ -36,6 +36,7 @@ pub mod section {
     pub const PAGE_MOVES: usize = 19;
     pub const LOGIT_TOKENS: usize = 20;
     pub const LOGIT_TOP_N: usize = 21;
+    pub const LOGIT_FLAGS: usize = 22;
     pub const SCORE_OFFSETS: usize = 23;
     pub const SCORE_IDS: usize = 24;
     pub const SAMPLE_LOGIT: usize = 25;
@@ -111,6 +112,8 @@ pub struct StepResult {
     pub score_logprobs: Vec<f32>,
     pub top_ids: Vec<i32>,
     pub top_logprobs: Vec<f32>,
+    /// The bits of the elements.
+    pub pooled_states: Vec<i32>,
 }
 
 impl StepResult {
@@ -125,6 +128,7 @@ impl StepResult {
             floats(&self.score_logprobs),
             self.top_ids.clone(),
             floats(&self.top_logprobs),
+            self.pooled_states.clone(),
         ];
         let mut bytes = vec![0; 256];
         bytes[..8].copy_from_slice(b"TRNKRSLT");

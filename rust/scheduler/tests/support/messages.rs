@@ -44,6 +44,7 @@ pub struct Submit {
     pub namespace: String,
     pub request_class: u8,
     pub logprobs: Option<LogprobRequest>,
+    pub pooled: bool,
     pub resume: Vec<Resume>,
     pub must_prepare: bool,
     pub grammar: Option<(&'static str, &'static str, Vec<u32>)>,
@@ -80,6 +81,7 @@ pub fn submit(key: u64, prompt: &[u32], max_new_tokens: u32) -> Submit {
         namespace: String::new(),
         request_class: 0,
         logprobs: None,
+        pooled: false,
         resume: vec![],
         must_prepare: false,
         grammar: None,
@@ -125,6 +127,7 @@ pub struct Finished {
     pub completion_tokens: u32,
     pub num_retractions: u32,
     pub queue_time: f64,
+    pub pooled_state: Option<Vec<u8>>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -177,6 +180,13 @@ impl Reader<'_> {
         let start = self.0.position() as usize;
         self.0.set_position((start + len) as u64);
         String::from_utf8(self.0.get_ref()[start..start + len].to_vec()).unwrap()
+    }
+
+    fn bytes(&mut self) -> Vec<u8> {
+        let len = mp::read_bin_len(&mut self.0).unwrap() as usize;
+        let start = self.0.position() as usize;
+        self.0.set_position((start + len) as u64);
+        self.0.get_ref()[start..start + len].to_vec()
     }
 
     fn optional<T>(&mut self, item: impl FnOnce(&mut Self) -> T) -> Option<T> {
@@ -260,8 +270,9 @@ impl Reader<'_> {
                     completion_tokens: self.int(),
                     num_retractions: self.int(),
                     queue_time: self.f64(),
+                    pooled_state: self.optional(Self::bytes),
                 };
-                (16, Event::Finished { key, sample, output, finished })
+                (17, Event::Finished { key, sample, output, finished })
             }
             _ => panic!("unknown event tag {tag}"),
         };

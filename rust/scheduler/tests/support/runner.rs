@@ -231,6 +231,8 @@ impl Runner {
         let tokens = plan.ints(s::LOGIT_TOKENS);
         assert!(tokens.is_sorted_by(|a, b| a < b), "logit positions ascend");
         let scored = plan.lists(s::SCORE_OFFSETS, s::SCORE_IDS);
+        let flags = plan.ints(s::LOGIT_FLAGS);
+        assert_eq!(flags.len(), tokens.len());
         for (index, top_n) in plan.ints(s::LOGIT_TOP_N).into_iter().enumerate() {
             let context = contexts[tokens[index] as usize];
             for &id in &scored[index] {
@@ -239,6 +241,9 @@ impl Runner {
             for (logprob, id) in oracle::top(context, top_n as usize, self.vocab_size) {
                 result.top_ids.push(id as i32);
                 result.top_logprobs.push(logprob as f32);
+            }
+            if flags[index] & 1 != 0 {
+                result.pooled_states.extend([context as i32, (context >> 32) as i32]);
             }
         }
     }

@@ -1,0 +1,108 @@
+"""POST /v1/score and /v1/rerank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from trunkline.engine.body_fields import SchedulingFields
+from trunkline.engine.client import Stream
+from trunkline.engine.native_request import RequestOptions, parse_rid
+from trunkline.engine.scoring import (
+    RerankFields,
+    ScoreFields,
+    rerank_output,
+    rerank_requests,
+    score_requests,
+    scores,
+)
+from trunkline.server.answer import Generation, Job, Prepared, WholeReply, request_id
+from trunkline.server.http import read_json
+from trunkline.server.openai import rows
+from trunkline.server.openai.fields import parse_fields, parse_scheduling
+from trunkline.server.state import Server, offload, server_of
+
+SCORE_UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
+    "return_token_logprobs": (False,),
+    "score_extraction_token": (),
+}
+RERANK_UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {"max_tokens_per_doc": ()}
+
+
+async def score(request: Request) -> ASGIApp:
+    """Tell how likely given tokens are to come next, after a query with each of several items."""
+    return await _answer(request, prepare_score)
+
+
+async def rerank(request: Request) -> ASGIApp:
+    """Put documents in order by how well they answer a query.
+
+    Needs a model that was trained for it: its chat template reads the variable `instruct`.
+    """
+    return await _answer(request, prepare_rerank)
+
+
+async def _answer(request: Request, prepare: Callable[[Any, Server, str], Prepared]) -> ASGIApp:
+    server = server_of(request)
+    body, size = await read_json(request, server.config.http.max_body_bytes)
+    prepared = await offload(size, lambda: prepare(body, server, request_id(request)))
+    return Generation(server, prepared)
+
+
+def prepare_score(body: Any, server: Server, rid: str) -> Prepared:
+    """Validate and tokenise the body of a score request; `rid` is its id if it has none.
+
+    Raises:
+        RequestError: a field is wrong, or an item too long.
+    """
+    fields, ignored = parse_fields(body, ScoreFields, SCORE_UNSUPPORTED)
+    model, rid, options = _common(fields, server, rid)
+    requests, labels = score_requests(fields, server.openai, rid, options)
+
+    def write(streams: Sequence[Stream]) -> object:
+        return {
+            "object": "scoring",
+            "model": model,
+            "scores": [scores(stream.samples[0], labels) for stream in streams],
+            "usage": rows.prompt_usage(streams),
+        }
+
+    return Prepared(
+        Job(rid=rid, requests=requests, stream=False, ignored=ignored), WholeReply(write)
+    )
+
+
+def prepare_rerank(body: Any, server: Server, rid: str) -> Prepared:
+    """Validate, render and tokenise the body of a rerank request; `rid` is its id if it has none.
+
+    Raises:
+        RequestError: the model is no reranker, a field is wrong, or a document too long.
+    """
+    fields, ignored = parse_fields(body, RerankFields, RERANK_UNSUPPORTED)
+    _, rid, options = _common(fields, server, rid)
+    requests, labels = rerank_requests(fields, server.openai, server.chat_template, rid, options)
+    version = server.config.engine.model.weight_version
+
+    def write(streams: Sequence[Stream]) -> object:
+        return rerank_output(fields, streams, labels, version)
+
+    return Prepared(
+        Job(rid=rid, requests=requests, stream=False, ignored=ignored), WholeReply(write)
+    )
+
+
+def _common(fields: SchedulingFields, server: Server, rid: str) -> tuple[str, str, RequestOptions]:
+    """The model's name to echo, the id, and the options of the engine's requests."""
+    received_ts = time.time()
+    model = server.check_model(fields.model)
+    if fields.rid is not None:
+        rid = parse_rid(fields.rid, server.openai.limits)
+    priority, namespace, dp_rank = parse_scheduling(fields, server.openai)
+    options = RequestOptions(
+        priority=priority, namespace=namespace, dp_rank=dp_rank, received_ts=received_ts
+    )
+    return model, rid, options
