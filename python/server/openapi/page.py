@@ -128,6 +128,8 @@ def _type(schema: Any) -> str:
         return f'<a href="#type-{name}">{name}</a>'
     if "contentSchema" in schema.get("properties", {}).get("data", {}):
         return f"events of {_type(schema['properties']['data']['contentSchema'])}"
+    if "allOf" in schema:
+        return _type(schema["allOf"][0])
     for key in ("anyOf", "oneOf"):
         if key in schema:
             return " or ".join(dict.fromkeys(map(_type, schema[key])))
