@@ -147,6 +147,22 @@ def test_an_aborted_request_has_no_vector():
         assert results[0].json()["error"]["code"] == "no_answer"
 
 
+def test_they_outlive_the_engine():
+    with Live(FakeEngine(delay_s=0.2)) as live:
+        results: list[httpx.Response] = []
+        ask = threading.Thread(target=lambda: results.append(embed(live, ["hi", "you"])))
+        ask.start()
+        while len(live.engine.running) < 2:
+            time.sleep(0.001)
+        live.call(live.engine.kill)
+        live.call(live.engine.restart)
+        ask.join(10)
+        assert len(live.engine.submitted) == 4
+        assert all(submit.pooled for submit in live.engine.submitted)
+        expected = [state([104, 105]), state([121, 111, 117])]
+        assert vectors(results[0]) == [pytest.approx(one) for one in expected]
+
+
 def test_encode(live: Live):
     answer = live.post("/encode", {"text": "hi", "rid": "mine", "dimensions": 2}).json()
     assert answer["embedding"] == pytest.approx(state([104, 105])[:2])

@@ -1,12 +1,16 @@
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
-from tests.server.fake_engine import ByteTokenizer
+from tests.server.fake_engine import ByteTokenizer, FakeEngine
+from tests.server.live import Live
 
+from trunkline.engine.config import EngineConfig, SchedulerOptions
 from trunkline.engine.messages import LogprobRequest
 from trunkline.engine.native_request import GenerateJob, RequestContext, parse_generate
 from trunkline.engine.validation import Limits, RequestError
+from trunkline.server.config import ServerConfig
 
 CONTEXT = RequestContext(
     tokenizer=ByteTokenizer(), limits=Limits(vocab_size=300, context_length=32), defaults={}
@@ -168,3 +172,20 @@ def test_neutral_values_of_unsupported_fields_pass():
 def test_the_body_is_an_object():
     with pytest.raises(RequestError, match="the body must be a JSON object, got"):
         parse_generate([1], CONTEXT)
+
+
+def test_processed_log_probs_stay_so_after_a_restart():
+    scheduler = SchedulerOptions(logprobs_mode="processed")
+    config = ServerConfig(engine=EngineConfig(scheduler=scheduler))
+    with Live(FakeEngine(delay_s=0.1), config) as live:
+        body = {"text": "hi", "stream": True, "return_logprob": True, "logprob_start_len": 0}
+        with live.http.stream("POST", "/generate", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)  # the prompt is scored
+            live.call(live.engine.kill)
+            live.call(live.engine.restart)
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        first, again = live.engine.submitted
+        assert first.logprobs is not None
+        assert again.logprobs == msgspec.structs.replace(first.logprobs, prompt_start=None)
+        assert again.logprobs.processed
