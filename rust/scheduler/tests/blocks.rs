@@ -76,6 +76,30 @@ fn one_step() -> (Scheduler, StepResult) {
 }
 
 #[test]
+fn pooled_states_are_as_many_as_the_step_wants() {
+    let mut scheduler = Scheduler::new(config()).expect("a good configuration");
+    let mut arena = vec![0; config().arena_bytes];
+    for key in 1..=2 {
+        let mut request = submit(key, &[1, 2, key as u32], 0);
+        request.pooled = true;
+        scheduler.submit(0, &request.encode(), 0.0).expect("a good message");
+    }
+    let step = scheduler.plan(0.0, &mut arena).expect("nothing in flight").expect("work");
+    let plan = Plan::parse(&arena);
+    assert_eq!(plan.ints(s::LOGIT_FLAGS), [1, 1]);
+    assert_eq!(plan.ints(s::LOGIT_TOKENS), [2, 5]);
+    assert_eq!(plan.ints(s::SAMPLE_SLOT), [0; 0]);
+    let result = |states: &[i32]| {
+        StepResult { step, pooled_states: states.to_vec(), ..StepResult::default() }.encode()
+    };
+    for states in [&[][..], &[1], &[1, 2, 3]] {
+        assert!(matches!(scheduler.commit(0.0, &result(states)), Err(Error::Result(_))));
+    }
+    scheduler.commit(0.0, &result(&[1, 2, 3, 4])).expect("two states of two elements");
+    assert!(!scheduler.has_work());
+}
+
+#[test]
 fn a_wrong_result_is_an_error_and_commits_nothing() {
     let (mut scheduler, good) = one_step();
     scheduler.take_events();
@@ -97,6 +121,7 @@ fn a_wrong_result_is_an_error_and_commits_nothing() {
         |result| result.score_logprobs.truncate(2),
         |result| result.top_ids.truncate(3),
         |result| result.top_logprobs.push(0.0),
+        |result| result.pooled_states.push(0),
     ];
     for (index, change) in changes.iter().enumerate() {
         let mut bad = good.clone();
