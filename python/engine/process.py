@@ -36,6 +36,7 @@ from trunkline.engine.checkpoint import CheckpointError
 from trunkline.engine.config import EngineConfig
 from trunkline.engine.loop import EngineLoop
 from trunkline.engine.messages import EngineFacts, EngineStatus
+from trunkline.engine.runtime_directory import RuntimeDirectory
 from trunkline.engine.shares import Share
 
 logger = logging.getLogger(__name__)
@@ -127,7 +128,7 @@ class EngineProcess:
         self._module = module
         self._epoch = 0
         self._status = EngineStatus(state="starting", epoch=0)
-        self._directory: Path | None = None
+        self._directory: RuntimeDirectory | None = None
         self._heartbeat: Heartbeat | None = None
         self._link: SocketLink | None = None
         self._task: asyncio.Task[None] | None = None
@@ -139,9 +140,9 @@ class EngineProcess:
     async def open(self, deliver: Deliver, changed: Changed) -> None:
         """See `Channel`."""
         self._changed = changed
-        self._directory = Path(tempfile.mkdtemp(prefix="trunkline-", dir=_socket_parent()))
-        self._heartbeat = Heartbeat(self._directory / "heartbeat")
-        self._link = SocketLink(_socket_path(self._directory), 1, deliver)
+        self._directory = RuntimeDirectory(_socket_parent())
+        self._heartbeat = Heartbeat(self._directory.path / "heartbeat")
+        self._link = SocketLink(_socket_path(self._directory.path), 1, deliver)
         self._task = asyncio.create_task(self._supervise())
 
     def send(self, kind: bytes, epoch: int, payload: bytes) -> None:
@@ -167,7 +168,7 @@ class EngineProcess:
     @property
     def directory(self) -> Path | None:
         """Where socket and heartbeat are."""
-        return self._directory
+        return self._directory.path if self._directory else None
 
     async def close(self) -> None:
         """See `Channel`: the child has exited when this returns."""
@@ -182,7 +183,7 @@ class EngineProcess:
         if self._link is not None:
             self._link.close()
         if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory.close()
         self._set_status("dead", error="the engine was shut down")
 
     async def _supervise(self) -> None:
@@ -225,7 +226,7 @@ class EngineProcess:
             config=self._config,
             share=self._share,
             epoch=self._epoch,
-            directory=str(self._directory),
+            directory=str(self._directory.path),
         )
         self._set_status("starting", error=self._status.error)
         assert process.stdin is not None
