@@ -115,7 +115,7 @@ fn a_wrong_result_is_an_error_and_commits_nothing() {
         |result| result.row_computed = vec![-1],
         |result| result.row_computed = vec![2],
         |result| result.row_computed = vec![3, 3],
-        |result| result.row_errors = vec![4],
+        |result| result.row_errors = vec![5],
         |result| result.row_errors = vec![0, 0],
         |result| result.sampled_logprobs.clear(),
         |result| result.score_logprobs.truncate(2),
