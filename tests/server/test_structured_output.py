@@ -225,7 +225,7 @@ def test_nothing_waits_for_a_grammar_that_takes_long(default_server: Process):
     status: list[int] = []
 
     def slow() -> None:
-        status.append(chat(default_server, ebnf=slow_ebnf(), max_tokens=3).status_code)
+        status.append(chat(default_server, ebnf=slow_ebnf(200), max_tokens=3).status_code)
         ended.append("slow")
 
     thread = threading.Thread(target=slow)
@@ -240,7 +240,7 @@ def test_nothing_waits_for_a_grammar_that_takes_long(default_server: Process):
     assert status[0] in (200, 400)
 
 
-def slow_ebnf(count: int = 25) -> str:
+def slow_ebnf(count: int) -> str:
     """A grammar whose masks are work: `count` rules that begin a long run of any characters."""
     rules = [f'r{n} ::= [a-z{n % 10}]* "{n}" [^x]* r{n + 1} | [^{n % 10}]+' for n in range(count)]
     return "\n".join(["root ::= r0", *rules, f'r{count} ::= "end"'])
