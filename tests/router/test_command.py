@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import which
 
 import httpx
 import openai
@@ -114,9 +115,8 @@ def test_metrics_are_well_formed(worker: str) -> None:
     parser = pytest.importorskip("prometheus_client.parser")
     with running("--worker-urls", worker) as (_, url):
         httpx.post(f"{url}/generate", json={"text": "x"})
-        families = {one.name: one for one in parser.text_string_to_metric_families(
-            httpx.get(f"{url}/metrics").text
-        )}  # fmt: skip
+        text = httpx.get(f"{url}/metrics").text
+    families = {one.name: one for one in parser.text_string_to_metric_families(text)}
     assert all(family.documentation for family in families.values())
     assert all(name.startswith("engine_router_") for name in families)
     (sample,) = [
@@ -124,6 +124,11 @@ def test_metrics_are_well_formed(worker: str) -> None:
         and one.labels["route"] == "/generate"
     ]  # fmt: skip
     assert sample.value == 1
+    if which("promtool") is not None:
+        check = subprocess.run(
+            ["promtool", "check", "metrics"], input=text, capture_output=True, text=True
+        )
+        assert check.returncode == 0, check.stderr
 
 
 @pytest.mark.parametrize(

@@ -249,3 +249,40 @@ async fn a_restart_under_load_loses_nothing() {
     new.assert_idle().await;
     new.join().await;
 }
+
+/// Files, batches and stored answers are found wherever they are.
+#[tokio::test]
+async fn what_one_worker_keeps_is_found_there() {
+    let mut one = Worker::start(Behaviour::Keeps("/v1/files/file-1")).await;
+    let two = Worker::start(Behaviour::Keeps("/v1/responses/resp-2")).await;
+    let router = Router::start(&[&one, &two], 2, json!({})).await;
+    let ask = async |method: Method, path: &str, body: Value| {
+        router.ask(method, path, &body.to_string()).await
+    };
+    let (file, stored) = ("/v1/files/file-1".to_owned(), "/v1/responses/resp-2".to_owned());
+    for _ in 0..4 {
+        let none = Value::Null;
+        let content = ask(Method::GET, "/v1/files/file-1/content", none.clone()).await;
+        assert_eq!(content, (StatusCode::OK, file.clone()));
+        let batch = ask(Method::POST, "/v1/batches", json!({"input_file_id": "file-1"})).await;
+        assert_eq!(batch, (StatusCode::OK, file.clone()));
+        let deleted = ask(Method::DELETE, "/v1/responses/resp-2", none.clone()).await;
+        assert_eq!(deleted, (StatusCode::OK, stored.clone()));
+        let next = json!({"previous_response_id": "resp-2", "input": "go on"});
+        let next = ask(Method::POST, "/v1/responses", next).await;
+        assert_eq!(next, (StatusCode::OK, stored.clone()));
+        let listed = ask(Method::GET, "/v1/files", none.clone()).await;
+        assert_eq!(listed, (StatusCode::OK, file.clone()), "the first worker's");
+        assert_eq!(ask(Method::GET, "/v1/files/file-9", none).await.0, StatusCode::NOT_FOUND);
+    }
+    one.kill().await;
+    router.wait_ready(1).await;
+    let (status, text) = ask(Method::GET, "/v1/files/file-1", Value::Null).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "it may be at the worker that is down");
+    assert!(text.contains("1 of them cannot be asked now"), "{text}");
+    assert_eq!(ask(Method::GET, "/v1/responses/resp-2", Value::Null).await.0, StatusCode::OK);
+    let listed = ask(Method::GET, "/v1/files", Value::Null).await;
+    assert_eq!(listed, (StatusCode::OK, stored));
+    router.assert_idle().await;
+    router.join().await;
+}

@@ -20,6 +20,7 @@ use tokio::time::{Instant as TokioInstant, sleep_until, timeout};
 use super::body::{AnswerBody, WorkerBody};
 use super::errors::Refusal;
 use super::events::Dialect;
+use super::keeper::{self, Home, Kept};
 use super::parse::Asked;
 use super::reports;
 use super::state::{Endpoint, Flight, Shared};
@@ -45,8 +46,7 @@ pub(super) struct Job {
     pub(super) dialect: Dialect,
     /// Sending it twice does no harm.
     pub(super) repeatable: bool,
-    /// It concerns what only one worker keeps (files, batches): the first one serves it.
-    pub(super) at_home: bool,
+    pub(super) kept: Kept,
 }
 
 /// What came of sending a request to a worker.
@@ -97,10 +97,14 @@ pub(super) async fn forward(
     job: &Job,
 ) -> Response<AnswerBody> {
     shared.earn_retry();
+    let home = match keeper::home(shared, client, job).await {
+        Ok(home) => home,
+        Err(refusal) => return refusal.response(),
+    };
     let mut tried = Vec::new();
     let mut reached_workers = 0;
     loop {
-        let flight = match choose(shared, job, &mut tried).await {
+        let flight = match choose(shared, job, home, &mut tried).await {
             Ok(flight) => flight,
             Err(refusal) => return refusal.response(),
         };
@@ -108,7 +112,7 @@ pub(super) async fn forward(
         match attempt(client, job, flight).await {
             Attempt::Answer(response) => return response,
             Attempt::Rejected(response) => {
-                if !job.repeatable || !another(shared, job, &tried) || !shared.spend_retry() {
+                if !job.repeatable || !another(shared, job, home, &tried) || !shared.spend_retry() {
                     return response;
                 }
                 shared.metrics.retries.with_label_values(&["status"]).inc();
@@ -135,16 +139,17 @@ fn gave_up(reason: &str, attempts: usize) -> Refusal {
 }
 
 /// Whether a worker that was not tried would take the request now.
-fn another(shared: &Shared, job: &Job, tried: &[WorkerId]) -> bool {
+fn another(shared: &Shared, job: &Job, home: Home, tried: &[WorkerId]) -> bool {
     let selection = Selection { exclude: tried, ..Selection::default() };
     let now = shared.now();
-    !job.at_home && shared.router().peek(&job.asked.prompt, &selection, now).is_ok()
+    home == Home::Anywhere && shared.router().peek(&job.asked.prompt, &selection, now).is_ok()
 }
 
 /// Chooses a worker, waiting for one if need be. Once all were tried, each may be tried again.
 async fn choose(
     shared: &Arc<Shared>,
     job: &Job,
+    home: Home,
     tried: &mut Vec<WorkerId>,
 ) -> Result<Flight, Refusal> {
     let mut place = None;
@@ -154,7 +159,7 @@ async fn choose(
     loop {
         let mut freed = pin!(shared.freed.notified());
         freed.as_mut().enable();
-        let busy = match select(shared, job, tried) {
+        let busy = match select(shared, job, home, tried) {
             Ok(choice) => {
                 if place.is_some() {
                     shared.metrics.queue_seconds.observe(job.arrived.elapsed().as_secs_f64());
@@ -182,8 +187,17 @@ async fn choose(
     }
 }
 
-fn select(shared: &Shared, job: &Job, tried: &[WorkerId]) -> Result<Choice, RouterError> {
-    let home = if job.at_home { shared.endpoints().first().map(|one| [one.id]) } else { None };
+fn select(
+    shared: &Shared,
+    job: &Job,
+    home: Home,
+    tried: &[WorkerId],
+) -> Result<Choice, RouterError> {
+    let home = match home {
+        Home::Anywhere => None,
+        Home::First => shared.first_ready().map(|id| [id]),
+        Home::Only(id) => Some([id]),
+    };
     let selection = Selection {
         exclude: tried,
         only: home.as_ref().map(|ids| &ids[..]),

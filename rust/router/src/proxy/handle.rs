@@ -15,6 +15,7 @@ use super::body::AnswerBody;
 use super::errors::Refusal;
 use super::events::Dialect;
 use super::forward::{self, HttpClient, Job};
+use super::keeper::Kept;
 use super::parse::Asked;
 use super::state::{Counted, Shared};
 
@@ -150,7 +151,7 @@ async fn read(
         session: session.map(|value| value.as_bytes().to_vec()).or_else(|| asked.session.clone()),
         dialect: Dialect::of_path(path),
         repeatable: is_get || GENERATING.contains(&path),
-        at_home: kept_by_one(path),
+        kept: Kept::of(path, &body),
         path_and_query: head.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
         method: head.method,
         headers,
@@ -158,13 +159,6 @@ async fn read(
         asked,
         arrived,
     })
-}
-
-/// Files, batches and stored answers exist at one worker only.
-fn kept_by_one(path: &str) -> bool {
-    ["/v1/files", "/v1/batches", "/v1/responses/", "/v1/conversations"]
-        .iter()
-        .any(|begin| path.starts_with(begin))
 }
 
 async fn collect(shared: &Shared, headers: &HeaderMap, body: Incoming) -> Result<Bytes, Refusal> {

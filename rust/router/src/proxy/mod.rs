@@ -13,6 +13,7 @@ mod events;
 mod forward;
 mod handle;
 mod health;
+mod keeper;
 mod log;
 mod metrics;
 mod parse;

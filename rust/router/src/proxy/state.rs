@@ -106,6 +106,14 @@ impl Shared {
         all
     }
 
+    /// The ready worker with the lowest id; with none, the one with the lowest id.
+    pub(super) fn first_ready(&self) -> Option<WorkerId> {
+        let all = self.endpoints();
+        let router = self.router();
+        let is_ready = |id| router.worker(id).is_ok_and(|it| it.state == WorkerState::Ready);
+        all.iter().find(|one| is_ready(one.id)).or(all.first()).map(|one| one.id)
+    }
+
     /// Adds a worker, which gets requests once it is seen healthy.
     pub(super) fn add_worker(&self, url: &str) -> Result<Arc<Endpoint>, Refusal> {
         let (url, host) = parse_url(url)?;

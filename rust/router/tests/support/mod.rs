@@ -30,6 +30,8 @@ pub(crate) enum Behaviour {
     Answer(Duration),
     /// A small JSON answer with this status and these headers.
     Status(u16, &'static str),
+    /// 200 for what it keeps under this path, 404 for everything else that has one.
+    Keeps(&'static str),
     /// Nothing, ever.
     Hang,
     /// Closes the connection without an answer.
@@ -162,15 +164,16 @@ async fn connection(mut stream: TcpStream, inner: Arc<Inner>) {
         inner.requests.fetch_add(1, Ordering::SeqCst);
         inner.bodies.lock().expect("no panic").push(body);
         let behaviour = inner.behaviour.lock().expect("no panic").clone();
-        if !behave(&mut stream, behaviour, &inner).await {
+        if !behave(&mut stream, behaviour, &path, &inner).await {
             return;
         }
     }
 }
 
 /// Does as told; false when the connection is over.
-async fn behave(stream: &mut TcpStream, behaviour: Behaviour, inner: &Inner) -> bool {
+async fn behave(stream: &mut TcpStream, behaviour: Behaviour, path: &str, inner: &Inner) -> bool {
     match behaviour {
+        Behaviour::Keeps(kept) => keeps(stream, kept, path).await,
         Behaviour::Answer(time) => {
             if client_leaves(stream, time, inner).await {
                 return false;
@@ -227,6 +230,14 @@ async fn behave(stream: &mut TcpStream, behaviour: Behaviour, inner: &Inner) -> 
             false
         }
     }
+}
+
+/// 404 for what it does not keep.
+async fn keeps(stream: &mut TcpStream, kept: &str, path: &str) -> bool {
+    let is_collection = path.matches('/').count() == 2;
+    let status = if is_collection || path.starts_with(kept) { 200 } else { 404 };
+    answer(stream, status, "", kept).await;
+    true
 }
 
 /// Waits, and counts a client that leaves meanwhile.
