@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
@@ -193,8 +193,8 @@ class Client:
         """Empty the prefix cache if the engine is idle; whether it was. Raises as `control`."""
         return bool((await self.control("flush_cache"))["flushed"])
 
-    def report(self, rank: int, kv_used: float) -> None:
-        """Note how full the KV pool is: of use where an engine has to be chosen."""
+    def report(self, rank: int, figures: Mapping[str, float]) -> None:
+        """Note what an engine said of its load: of use where one has to be chosen."""
 
     def _send(self, kind: bytes, message: msgspec.Struct, epoch: int) -> None:
         self._channel.send(kind, epoch, self._encoder.encode(message))

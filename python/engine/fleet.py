@@ -47,8 +47,21 @@ class Fleet:
     Belongs to the asyncio loop that `start` runs in; every method must be called there.
     """
 
-    def __init__(self, channels: Sequence[Channel], method: str = DEFAULT_METHOD) -> None:
-        """Prepare; one channel for each rank, in order."""
+    def __init__(
+        self,
+        channels: Sequence[Channel],
+        method: str = DEFAULT_METHOD,
+        *,
+        is_shared: bool = False,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            channels: one for each rank, in order.
+            method: how a rank is chosen, of `METHODS`.
+            is_shared: other processes submit to the same engines.
+        """
+        self._is_shared = is_shared
         self._clients = tuple(
             Client(channel, partial(self._rank_changed, rank))
             for rank, channel in enumerate(channels)
@@ -157,16 +170,20 @@ class Fleet:
             self._router.forget_cache(rank)
         return flushed
 
-    def report(self, rank: int, kv_used: float) -> None:
-        """Note how full a rank's KV pool is, 0 to 1; what it has to do is known here."""
+    def report(self, rank: int, figures: Mapping[str, float]) -> None:
+        """Note what a rank said of its load, by the names of the metrics.
+
+        What it has to do is known here better, unless others send it requests too.
+        """
         if self._router is not None:
+            told = figures if self._is_shared else {}
             self._router.report(
                 rank,
                 time.monotonic(),
-                running=0,
-                waiting=0,
-                waiting_uncached_tokens=0,
-                kv_used=kv_used,
+                running=int(told.get("num_running_reqs", 0)),
+                waiting=int(told.get("num_queue_reqs", 0)),
+                waiting_uncached_tokens=int(told.get("num_waiting_uncached_tokens", 0)),
+                kv_used=figures["token_usage"],
             )
 
     def _open(self) -> None:

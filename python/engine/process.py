@@ -41,6 +41,7 @@ from trunkline.engine.shares import Share
 
 logger = logging.getLogger(__name__)
 
+HEARTBEAT: Final = "heartbeat"  # the name of its file
 CPU_THREADS: Final = "TRUNKLINE_CPU_THREADS"  # `kernels/cpu/backend.py` reads it
 STOP_GRACE_S: Final = 3.0  # a child whose lifeline has closed may finish its step for so long
 MAX_PARENT_CHARS: Final = 64  # of the 107 that a socket's path may have
@@ -136,13 +137,14 @@ class EngineProcess:
         self._closing = False
         self._stuck = ""  # why the watchdog has killed the running child
         self._changed: Changed = _nobody
+        self._watchers: list[Changed] = []
 
     async def open(self, deliver: Deliver, changed: Changed) -> None:
         """See `Channel`."""
         self._changed = changed
-        self._directory = RuntimeDirectory(_socket_parent())
-        self._heartbeat = Heartbeat(self._directory.path / "heartbeat")
-        self._link = SocketLink(_socket_path(self._directory.path), 1, deliver)
+        self._directory = RuntimeDirectory(socket_parent())
+        self._heartbeat = Heartbeat(self._directory.path / HEARTBEAT)
+        self._link = SocketLink(socket_path(self._directory.path), 1, deliver)
         self._task = asyncio.create_task(self._supervise())
 
     def send(self, kind: bytes, epoch: int, payload: bytes) -> None:
@@ -169,6 +171,10 @@ class EngineProcess:
     def directory(self) -> Path | None:
         """Where socket and heartbeat are."""
         return self._directory.path if self._directory else None
+
+    def watch(self, changed: Changed) -> None:
+        """Have `changed` called too whenever the status has changed, after the client's own."""
+        self._watchers.append(changed)
 
     async def close(self) -> None:
         """See `Channel`: the child has exited when this returns."""
@@ -299,22 +305,29 @@ class EngineProcess:
             facts=facts or self._status.facts,
             error=error,
         )
-        self._changed()
+        for changed in (self._changed, *self._watchers):
+            changed()
+
+
+def child_environment() -> dict[str, str]:
+    """The environment in which a child finds this very package."""
+    environment = dict(os.environ)
+    package_root = str(Path(__file__).parents[2])
+    if package_root not in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        known = [path for path in (environment.get("PYTHONPATH"),) if path]
+        environment["PYTHONPATH"] = os.pathsep.join((package_root, *known))
+    return environment
 
 
 def _spawn(module: str, status_pipe: int, share: Share) -> subprocess.Popen[bytes]:
     """Start a child in a session of its own: a terminal's Ctrl-C is its parent's to handle."""
-    environment = dict(os.environ)
+    environment = child_environment()
     # Threads that spin for work starve each other when anything else needs a core, the HTTP process
     # for one: a step then takes ten times as long. Read when torch loads.
     environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if share.threads is not None:
         for variable in (CPU_THREADS, "OMP_NUM_THREADS"):
             environment.setdefault(variable, str(share.threads))
-    package_root = str(Path(__file__).parents[2])
-    if package_root not in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
-        known = [path for path in (environment.get("PYTHONPATH"),) if path]
-        environment["PYTHONPATH"] = os.pathsep.join((package_root, *known))
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module, str(status_pipe)],
         stdin=subprocess.PIPE,
@@ -335,12 +348,13 @@ def _nobody() -> None:
     """Stands in until a client has opened the channel."""
 
 
-def _socket_parent() -> str | None:
-    """Where the directory goes: a socket's path has to be short."""
+def socket_parent() -> str | None:
+    """Where a directory for sockets goes: their paths have to be short."""
     return None if len(tempfile.gettempdir()) < MAX_PARENT_CHARS else "/tmp"
 
 
-def _socket_path(directory: Path) -> str:
+def socket_path(directory: Path) -> str:
+    """Where the channel's socket is."""
     return str(directory / "engine")
 
 
@@ -381,7 +395,7 @@ def run_child(build: Callable[[EngineConfig, Share], Launched]) -> None:
     lifeline = _Lifeline(boot.directory)
     share = boot.share
     configure_logging(boot.config.log_level, f"DP{share.rank}" if share.count > 1 else "")
-    heartbeat = Heartbeat(Path(boot.directory) / "heartbeat")
+    heartbeat = Heartbeat(Path(boot.directory) / HEARTBEAT)
     try:
         engine = build(boot.config, share)
     except Exception as error:
@@ -394,7 +408,7 @@ def run_child(build: Callable[[EngineConfig, Share], Launched]) -> None:
             cause = f"{type(error).__name__}: {error}"
         _report(status_pipe, Report(error=f"The engine could not start: {cause}"))
         sys.exit(1)
-    port = SocketPort(_socket_path(Path(boot.directory)), boot.epoch)
+    port = SocketPort(socket_path(Path(boot.directory)), boot.epoch)
     loop = engine.loop(port, heartbeat.beat)
     lifeline.guard(loop)
     heartbeat.beat()

@@ -47,10 +47,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for warning in warnings:
         logger.warning("%s", warning)
     logger.info("%s", settings_line(config))
-    from trunkline.server.serve import StartupError, run  # slow to import: not for --help
+    from trunkline.server.serve import (
+        StartupError,
+        loop_factory,
+        run,
+    )  # slow to import: not for --help
 
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(run(config))
     except (StartupError, CheckpointError, EngineDied, RequestError) as error:
         logger.error("engine-serve: %s", error)
@@ -66,14 +70,6 @@ def with_random_seed(config: ServerConfig) -> ServerConfig:
     scheduler = dataclasses.replace(scheduler, random_seed=random.getrandbits(30))
     engine = dataclasses.replace(config.engine, scheduler=scheduler)
     return dataclasses.replace(config, engine=engine)
-
-
-def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:  # not there on Windows
-        return None
-    return uvloop.Loop
 
 
 if __name__ == "__main__":

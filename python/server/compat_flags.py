@@ -58,7 +58,6 @@ COMPAT_FLAGS: Final = (
     _refused("tp-size", "tensor parallelism is not supported yet", "1"),
     _refused("pp-size", "pipeline parallelism is not supported yet", "1"),
     _refused("ep-size", "expert parallelism is not supported yet", "1"),
-    _refused("api-workers", "more than one HTTP process is not supported yet", "1"),
     _refused("nnodes", "several nodes are not supported yet", "1"),
     _refused("node-rank", "several nodes are not supported yet", "0"),
     _refused("dist-init-addr", "several nodes are not supported yet"),

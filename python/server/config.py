@@ -24,6 +24,13 @@ class HttpOptions:
         minimum=0,
         maximum=65535,
     )
+    api_workers: int = setting(
+        1,
+        "HTTP processes on the port: more, where one core cannot write as fast as the engines "
+        "generate; files, batches and /v1/responses stay in the first",
+        minimum=1,
+        maximum=64,
+    )
     api_key: tuple[str, ...] = setting(
         (),
         "clients must send one of them, as a bearer token or in x-api-key (not to /health, "

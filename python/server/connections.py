@@ -27,7 +27,7 @@ from starlette.types import ASGIApp
 from trunkline.server import logs
 from trunkline.server.config import HttpOptions
 
-_BACKLOG: Final = 2048
+BACKLOG: Final = 2048
 _HEADER_BYTES: Final = 64 << 10
 _CORK_BYTES: Final = 64 << 10  # a fuller buffer is written at once
 _HANDSHAKE_S: Final = 10.0
@@ -140,10 +140,12 @@ async def listen(
         with contextlib.suppress(asyncio.CancelledError):  # only `listen` cancels it
             await Connection(wrapped, loop, config, context, {}, reader, corked)
 
-    server = await asyncio.start_server(
+    is_local = listener.family == socket.AF_UNIX
+    start = asyncio.start_unix_server if is_local else asyncio.start_server
+    server = await start(
         connected,
         sock=listener,
-        backlog=_BACKLOG,
+        backlog=BACKLOG,
         ssl=tls,
         ssl_handshake_timeout=_HANDSHAKE_S if tls else None,
         ssl_shutdown_timeout=_CLOSE_S if tls else None,

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -83,6 +84,23 @@ ENGINE_COUNTERS: Final[Mapping[str, str]] = {
 _MODEL: Final = "model_name"
 _RANK: Final = "dp_rank"
 Labels = tuple[str, ...]
+Counters = dict[str, dict[Labels, float]]
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A counter's amount, or a histogram's counts per bucket and their sum, with these labels."""
+
+    labels: Labels
+    amount: float
+    buckets: list[int] = []
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """All that one process has counted, by the names of `COUNTERS` and `HISTOGRAMS`."""
+
+    counters: dict[str, list[Row]]
+    histograms: dict[str, list[Row]]
+    http_active: int
 
 
 class _Distribution:
@@ -98,6 +116,10 @@ class _Distribution:
     def observe(self, value: float, times: int) -> None:
         self.counts[bisect.bisect_left(self.bounds, value)] += times
         self.total += value * times
+
+    def add(self, row: Row) -> None:
+        self.counts = [one + two for one, two in zip(self.counts, row.buckets, strict=True)]
+        self.total += row.amount
 
     def buckets(self) -> list[tuple[str, float]]:
         running = 0
@@ -133,8 +155,9 @@ class Metrics:
     ) -> None:
         self._model_name = model_name
         self._prefixes = ("engine_", "sglang:") if sglang_names else ("engine_",)
-        self._counters: dict[str, dict[Labels, float]] = {name: {} for name in COUNTERS}
+        self._counters: Counters = {name: {} for name in COUNTERS}
         self._histograms: dict[str, dict[Labels, _Distribution]] = {n: {} for n in HISTOGRAMS}
+        self._others: dict[int, Snapshot] = {}
         self.engines = [EngineFigures(rank) for rank in range(num_engines)]
         self.http_active = 0
         self._registry = CollectorRegistry(auto_describe=False)
@@ -155,6 +178,36 @@ class Metrics:
         """Add `times` equal observations to a histogram of `HISTOGRAMS`."""
         if times > 0:
             self._distribution(name, str(is_streaming).lower()).observe(max(value, 0.0), times)
+
+    def snapshot(self) -> Snapshot:
+        """What this process has counted."""
+        return Snapshot(
+            counters={
+                name: [Row(labels, amount) for labels, amount in rows.items()]
+                for name, rows in self._counters.items()
+            },
+            histograms={
+                name: [Row(labels, one.total, one.counts) for labels, one in rows.items()]
+                for name, rows in self._histograms.items()
+            },
+            http_active=self.http_active,
+        )
+
+    def include(self, process: int, snapshot: Snapshot) -> None:
+        """Show what another process has counted so far, besides this one's."""
+        self._others[process] = snapshot
+
+    def ended(self, process: int) -> None:
+        """The other process is gone; what it had counted becomes this one's."""
+        last = self._others.pop(process, None)
+        if last is None:
+            return
+        for name, rows in last.counters.items():
+            for row in rows:
+                self.count(name, row.amount, *row.labels)
+        for name, rows in last.histograms.items():
+            for row in rows:
+                self._distribution(name, *row.labels).add(row)
 
     def _distribution(self, name: str, streaming: str) -> _Distribution:
         rows = self._histograms[name]
@@ -181,7 +234,8 @@ class Metrics:
         active = GaugeMetricFamily(
             prefix + "http_requests_active", "HTTP requests in progress.", labels=[_MODEL]
         )
-        active.add_metric([self._model_name], self.http_active)
+        others = sum(one.http_active for one in self._others.values())
+        active.add_metric([self._model_name], self.http_active + others)
         yield active
         up = [(one.rank, float(one.is_up)) for one in self.engines]
         text = "Whether the engine can take requests."
@@ -211,13 +265,20 @@ class Metrics:
                 yield self._by_rank(CounterMetricFamily, prefix + name, text, values)
         for name, (text, labels) in COUNTERS.items():
             family = CounterMetricFamily(prefix + name, text, labels=[_MODEL, *labels])
-            for label_values, amount in self._counters[name].items():
+            amounts = dict(self._counters[name])
+            for row in (row for one in self._others.values() for row in one.counters[name]):
+                amounts[row.labels] = amounts.get(row.labels, 0) + row.amount
+            for label_values, amount in amounts.items():
                 family.add_metric([self._model_name, *label_values], amount)
             yield family
 
     def _histogram_families(self, prefix: str) -> Iterator[Metric]:
         for name, (text, _) in HISTOGRAMS.items():
             family = HistogramMetricFamily(prefix + name, text, labels=[_MODEL, "is_streaming"])
-            for values, rows in self._histograms[name].items():
+            own = [Row(key, one.total, one.counts) for key, one in self._histograms[name].items()]
+            sums: dict[Labels, _Distribution] = {}
+            for row in (*own, *(r for one in self._others.values() for r in one.histograms[name])):
+                sums.setdefault(row.labels, _Distribution(HISTOGRAMS[name][1])).add(row)
+            for values, rows in sums.items():
                 family.add_metric([self._model_name, *values], rows.buckets(), rows.total)
             yield family

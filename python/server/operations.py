@@ -21,7 +21,7 @@ from trunkline.server import logs
 from trunkline.server.answer import request_id
 from trunkline.server.http import json_response, read_json
 from trunkline.server.metrics import EngineFigures
-from trunkline.server.state import server_of
+from trunkline.server.state import Server, server_of
 
 PROBE_TIMEOUT_S: Final = 20.0
 _FLUSH_POLL_S: Final = 0.05
@@ -175,12 +175,24 @@ async def abort_request(request: Request) -> Response:
     rid, everything = body.get("rid"), body.get("abort_all")
     if everything not in (None, True, False) or not isinstance(rid, str | None):
         raise RequestError("rid must be a string and abort_all true or false.", "rid")
-    if everything:
+    if everything or rid:
+        ended = None if everything else rid
+        end_requests(server, ended)
+        if server.api_workers is not None:
+            server.api_workers.abort(ended)
+    return Response(status_code=200)
+
+
+def end_requests(server: Server, rid: str | None) -> None:
+    """End what came in here with this id, all its parts, and what else an engine has of that name.
+
+    None: all.
+    """
+    if rid is None:
         server.client.abort(None)
-    elif rid:
+    else:
         for child in server.children.get(rid, [rid]):
             server.client.abort(child)
-    return Response(status_code=200)
 
 
 async def metrics(request: Request) -> Response:

@@ -18,6 +18,7 @@ import socket
 from collections.abc import Awaitable, Sequence
 from typing import Final, TypeVar
 
+from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trunkline.engine.checkpoint import Checkpoint
@@ -28,9 +29,10 @@ from trunkline.engine.shares import equal_shares, replica_config
 from trunkline.engine.weights import open_checkpoint
 from trunkline.engine.weights.default_model import DEFAULT_MODEL
 from trunkline.server import logs
+from trunkline.server.api_workers.pool import ApiWorkers, WorkerFailed
 from trunkline.server.app import create_app
 from trunkline.server.config import HttpOptions, ServerConfig
-from trunkline.server.connections import listen
+from trunkline.server.connections import BACKLOG, listen
 from trunkline.server.http import error_response
 from trunkline.server.middleware import OWN_REQUEST
 from trunkline.server.state import ServedModel, Server
@@ -69,11 +71,7 @@ def bind(options: HttpOptions) -> socket.socket:
     Raises:
         StartupError: the address cannot be had.
     """
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Accepted sockets inherit it: a small write never waits for the peer's acknowledgement.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener = _tcp_socket(options.host)
     try:
         listener.bind((options.host, options.port))
     except (OSError, OverflowError) as error:
@@ -87,6 +85,46 @@ def bind(options: HttpOptions) -> socket.socket:
     return listener
 
 
+def bind_all(options: HttpOptions) -> list[socket.socket]:
+    """A listening socket for each HTTP process; the kernel deals connections out among them.
+
+    Raises:
+        StartupError: the address cannot be had.
+    """
+    first = bind(options)
+    if options.api_workers == 1:
+        return [first]
+    port = first.getsockname()[1]
+    first.close()  # only sockets that all are made to share can have one port
+    listeners = []
+    for _ in range(options.api_workers):
+        listener = _tcp_socket(options.host)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((options.host, port))
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        listeners.append(listener)
+    return listeners
+
+
+def _tcp_socket(host: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Accepted sockets inherit it: a small write never waits for the peer's acknowledgement.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
+def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    """The event loop of HTTP processes."""
+    try:
+        import uvloop
+    except ImportError:  # not there on Windows
+        return None
+    return uvloop.Loop
+
+
 def allow_connections() -> None:
     """Let the process have as many descriptors as it may: each connection takes one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -98,9 +136,10 @@ def allow_connections() -> None:
 class Signals:
     """SIGTERM and SIGINT ask to stop; a second SIGINT ends the process at once."""
 
-    def __init__(self, processes: Sequence[EngineProcess]) -> None:
+    def __init__(self, processes: Sequence[EngineProcess], workers: ApiWorkers | None) -> None:
         self.stopping = asyncio.Event()
         self._processes = processes
+        self._workers = workers
         self._interrupts = 0
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.stopping.set)
@@ -109,6 +148,8 @@ class Signals:
     def _interrupt(self) -> None:
         self._interrupts += 1
         if self._interrupts > 1:
+            if self._workers is not None:
+                self._workers.kill()
             for process in self._processes:
                 if process.pid is not None:
                     with contextlib.suppress(ProcessLookupError):
@@ -151,48 +192,81 @@ async def run(config: ServerConfig, module: str = "trunkline.engine.process") ->
         tls = server_context(config.http)
     except TlsError as error:
         raise StartupError(str(error)) from error
-    listener = bind(config.http)
-    host, port = listener.getsockname()[:2]
+    listeners = bind_all(config.http)
     gate, stop_http = Gate(), asyncio.Event()
-    http = asyncio.create_task(listen(gate, listener, config.http, stop_http, tls))
+    http = [asyncio.create_task(listen(gate, listeners[0], config.http, stop_http, tls))]
     logs.SERVER.info("INFO:     Started server process [%d]", os.getpid())
     engine = replica_config(config.engine)
     shares = equal_shares(config.engine.parallel.dp_size)
     processes = [EngineProcess(engine, module, share) for share in shares]
     client = Client(processes[0]) if len(processes) == 1 else _fleet(config, processes)
-    signals = Signals(processes)
-    server: Server | None = None
     await client.start()
+    workers = ApiWorkers(config, processes, client, listeners[1:]) if listeners[1:] else None
+    if workers is not None:
+        http.append(asyncio.create_task(listen(gate, workers.relay, config.http, stop_http)))
+        workers.start()
+    signals = Signals(processes, workers)
+    server: Server | None = None
     try:
-        server = await signals.unless_stopped(_load(config, client, gate))
+        server = await signals.unless_stopped(_open_gate(config, client, gate, workers))
         if server is not None:
-            where = f"[{host}]" if ":" in host else host
-            scheme = "http" if config.http.ssl_certfile is None else "https"
-            logs.SERVER.info(
-                "INFO:     Listening on %s://%s:%d (Press CTRL+C to quit)", scheme, where, port
-            )
+            _say_where(config, listeners[0])
             await signals.unless_stopped(_warm_up(server, gate))
         if server is not None and not signals.stopping.is_set():
             await server.batches.start()
             server.starting = False
+            if workers is not None:
+                workers.serve(server.metrics)
             logs.SERVER.info("The server is fired up and ready to roll!")
             await signals.stopping.wait()
         if server is not None:
-            await _drain(server, client)
+            closing = workers.close(config.http.shutdown_grace_s) if workers else _nothing()
+            await asyncio.gather(drain(server, client), closing)
     finally:
+        if workers is not None:
+            await workers.close()
         await client.close()
         stop_http.set()
-        await http
+        await asyncio.gather(*http)
         if server is not None:
             await server.batches.close()
 
 
+async def _nothing() -> None:
+    pass
+
+
+def _say_where(config: ServerConfig, listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    where = f"[{host}]" if ":" in host else host
+    scheme = "http" if config.http.ssl_certfile is None else "https"
+    logs.SERVER.info(
+        "INFO:     Listening on %s://%s:%d (Press CTRL+C to quit)", scheme, where, port
+    )
+
+
+async def _open_gate(
+    config: ServerConfig, client: Client | Fleet, gate: Gate, workers: ApiWorkers | None
+) -> Server:
+    app = await load(config, client)
+    server: Server = app.state.server
+    if workers is not None:
+        server.api_workers = workers
+        try:
+            await workers.loaded()
+        except WorkerFailed as error:
+            raise StartupError(str(error)) from error
+    gate.app = app
+    return server
+
+
 def _fleet(config: ServerConfig, processes: Sequence[EngineProcess]) -> Fleet:
-    return Fleet(processes, config.engine.parallel.load_balance_method)
+    is_shared = config.http.api_workers > 1
+    return Fleet(processes, config.engine.parallel.load_balance_method, is_shared=is_shared)
 
 
-async def _load(config: ServerConfig, client: Client | Fleet, gate: Gate) -> Server:
-    """Read what HTTP needs of the model while the engine loads, then open the gate."""
+async def load(config: ServerConfig, client: Client | Fleet) -> Starlette:
+    """Read what HTTP needs of the model while the engine loads; the application, `starting`."""
     checkpoint, model = await asyncio.to_thread(_open, config)
     await client.ready()
     facts = client.status.facts
@@ -215,10 +289,8 @@ async def _load(config: ServerConfig, client: Client | Fleet, gate: Gate) -> Ser
         ),
         model,
     )
-    server: Server = app.state.server
-    server.starting = True
-    gate.app = app
-    return server
+    app.state.server.starting = True
+    return app
 
 
 def _open(config: ServerConfig) -> tuple[Checkpoint, dict[str, float | int]]:
@@ -284,7 +356,7 @@ async def _request(app: ASGIApp, method: str, path: str, body: bytes) -> int:
     return status
 
 
-async def _drain(server: Server, client: Client | Fleet) -> None:
+async def drain(server: Server, client: Client | Fleet) -> None:
     """Refuse new work and let what is in flight end; what outlives the grace time is failed."""
     server.draining = True
     await server.batches.stop()

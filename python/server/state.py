@@ -24,6 +24,7 @@ from trunkline.server.openai.responses_store import ResponseStore
 from trunkline.server.token_text import Tokenizer, TokenTexts
 
 if TYPE_CHECKING:
+    from trunkline.server.api_workers.pool import ApiWorkers
     from trunkline.server.batches.service import Batches
 
 Value = TypeVar("Value")
@@ -93,7 +94,8 @@ class Server:
     `in_flight` counts generations; `idle` is set while there are none. `children` maps the id of a
     request that has several prompts to the ids of its parts; `named_fields` are the unknown fields
     that the log has named; `background` holds the tasks of responses that nobody waits for.
-    `batches` is set by `create_app`.
+    `batches` is set by `create_app`; `api_workers` are the other HTTP processes, which
+    the first one has.
     """
 
     client: Client | Fleet
@@ -114,6 +116,7 @@ class Server:
     draining: bool = False
     in_flight: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
+    api_workers: ApiWorkers | None = None
     batches: Batches = field(init=False)
     _follower: asyncio.Task[None] | None = None
 
@@ -128,7 +131,8 @@ class Server:
             self.children[rid] = parts
         self.in_flight += 1
         self.idle.clear()
-        if self.config.api.load_header and (self._follower is None or self._follower.done()):
+        wanted = self.config.api.load_header or self.config.http.api_workers > 1
+        if wanted and (self._follower is None or self._follower.done()):
             self._follower = asyncio.create_task(self._follow_load())
         try:
             yield
@@ -192,7 +196,7 @@ class Server:
             return
         figures.values.update(engine_figures(stats, replica.status))
         figures.told_ts = time.time()
-        self.client.report(figures.rank, figures.values["token_usage"])
+        self.client.report(figures.rank, figures.values)
 
     async def _follow_load(self) -> None:
         """Keep the figures fresh for the load header until nothing is in flight."""

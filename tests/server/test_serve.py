@@ -66,7 +66,7 @@ def test_an_impossible_address(options: HttpOptions):
 
 def drain(live: Live) -> None:
     asyncio.run_coroutine_threadsafe(
-        serve._drain(live.server, live.server.client), live.loop
+        serve.drain(live.server, live.server.client), live.loop
     ).result(20)
 
 
