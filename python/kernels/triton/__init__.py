@@ -1,0 +1,20 @@
+"""Triton kernels of the CUDA backend, and the launchers that run them.
+
+A launcher is a plain function over tensors. It writes `out` tensors, or returns fresh ones whose
+shapes the host knows; it never synchronises, reads device values, or lets its grid depend on them,
+so every launch can be captured in a CUDA graph. Nothing is autotuned: configurations stand in a
+table per file.
+
+launch              what all files share
+norm, activation    RMS norm with its residual, gate/up activation, both also to fp8
+matmul, fp8         the deterministic linear; fp8 linears with one scale per row
+moe                 routing, token order by expert, grouped products
+rotary              norm of queries and keys, rotary encoding, KV write
+decode_attention    one query token per row, KV split over programs
+prompt_attention    prompts in chunks over pages
+unified_attention   both in one reduction order
+page_copy           page moves
+sample, threshold, penalties, logprobs, mask    from logits to tokens
+
+Importing this package imports nothing; its modules need the `triton` package.
+"""
