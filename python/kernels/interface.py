@@ -88,14 +88,21 @@ class RotarySpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
-    """One layer's attention. `window` counts the keys that a query sees, itself included."""
+    """One layer's attention.
+
+    Scores are `scale * q k`; with a soft cap, `cap * tanh(score / cap)`. A sink is a score per head
+    that takes its share of the softmax and has no value; it is neither scaled nor capped.
+    """
 
     layer: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     rotary: Any  # of `Backend.create_rotary`
-    window: int | None = None
+    window: int | None = None  # keys that a query sees, itself included
+    scale: float | None = None  # None: 1 / sqrt(head_dim)
+    soft_cap: float | None = None  # above 0
+    sinks: Weight | None = None  # of `Backend.create_sinks`
     query_norm: Weight | None = None
     key_norm: Weight | None = None
 
@@ -265,6 +272,9 @@ class Backend(Protocol):
 
     def create_tied_linear(self, embedding: OwnWeight) -> Weight:
         """Handle of a linear over the embedding's own table; it has no parts."""
+
+    def create_sinks(self, num_heads: int) -> Weight:
+        """Handle of attention sinks, one score per head; its part is `sinks`."""
 
     def create_rotary(self, spec: RotarySpec) -> Any:
         """Handle of a rotary encoding."""

@@ -28,6 +28,7 @@ from trunkline.kernels.interface import (
     LinearSpec,
     ProgramSizes,
     RotarySpec,
+    Weight,
 )
 from trunkline.plan import Plan
 
@@ -86,6 +87,9 @@ class CpuBackend:
     def create_tied_linear(self, embedding: EmbeddingWeight) -> TiedLinearWeight:
         return TiedLinearWeight(self._model, embedding)
 
+    def create_sinks(self, num_heads: int) -> Weight:
+        raise ValueError("the CPU kernels have no attention sinks; use the torch backend")
+
     def create_rotary(self, spec: RotarySpec) -> Rotary:
         return Rotary(self._model, spec)
 
@@ -142,6 +146,8 @@ class CpuBackend:
         return self._record(value)
 
     def attend(self, qkv: Value, spec: AttentionSpec, batch: Batch) -> Value:
+        if spec.soft_cap is not None or spec.scale is not None:
+            raise ValueError("the CPU kernels have no soft cap and scale; use the torch backend")
         norms = (spec.query_norm, spec.key_norm)
         numbers = (
             spec.layer,

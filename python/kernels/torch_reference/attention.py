@@ -11,6 +11,9 @@ the overall maximum (decoding, many blocks at once) give equal bits.
     p = exp(s - e ln 2), l = sum(p), o = p V
     total = sum over blocks of 2^(e - e_max) * (o, l);  result = o / l
 
+A soft cap changes s before anything is hidden. A sink is a block of its own, the last, with
+s = its score and o = 0.
+
 A hidden key has p = 0 exactly and a wholly hidden block has weight 0 exactly.
 """
 
@@ -23,6 +26,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from trunkline.kernels.interface import AttentionSpec
 from trunkline.kernels.torch_reference.attention_plan import (
     BLOCK,
     ROW_MULTIPLE,
@@ -33,6 +37,7 @@ from trunkline.kernels.torch_reference.attention_plan import (
 )
 from trunkline.kernels.torch_reference.kv_pool import TorchKvPool
 from trunkline.kernels.torch_reference.tiling import random_tensor
+from trunkline.kernels.torch_reference.weights import SinksWeight
 
 TILE_TOKENS = (1, 8, 32, BLOCK)
 LN2 = math.log(2.0)
@@ -68,7 +73,7 @@ class AttentionKernel:
         return AttentionKernel(HeadShape(num_heads, num_kv_heads, head_dim, proven), torch.bmm)
 
     def attend(
-        self, query: torch.Tensor, plan: AttentionPlan, pool: TorchKvPool, layer: int
+        self, query: torch.Tensor, plan: AttentionPlan, pool: TorchKvPool, spec: AttentionSpec
     ) -> torch.Tensor:
         """Attend over the pool, which already holds the step's own keys and values.
 
@@ -76,7 +81,7 @@ class AttentionKernel:
             query: [tokens, heads, head_dim] float32, turned and scaled.
             plan: the step's tiles.
             pool: where keys and values are.
-            layer: which layer's.
+            spec: the layer's attention.
 
         Returns:
             [tokens, heads * head_dim] in the pool's dtype.
@@ -87,9 +92,7 @@ class AttentionKernel:
         shared = heads.num_heads // heads.num_kv_heads
         for group in plan.groups:
             rows = self._query_rows(query, group)
-            output = self._attend_group(rows, group, pool, layer)[
-                :, :, : shared * group.tile_tokens
-            ]
+            output = self._attend_group(rows, group, pool, spec)[:, :, : shared * group.tile_tokens]
             shape = (heads.num_kv_heads, -1, shared, group.tile_tokens, heads.head_dim)
             flat = output.reshape(shape).permute(1, 3, 0, 2, 4).reshape(-1, width)
             result[group.kept_tokens] = flat.index_select(0, group.kept).to(result.dtype)
@@ -103,12 +106,12 @@ class AttentionKernel:
         return F.pad(rows, (0, 0, 0, group.num_rows - rows.shape[2]))
 
     def _attend_group(
-        self, rows: torch.Tensor, group: Group, pool: TorchKvPool, layer: int
+        self, rows: torch.Tensor, group: Group, pool: TorchKvPool, spec: AttentionSpec
     ) -> torch.Tensor:
         exponents = sums = outputs = torch.empty(0)
         for index, chunk in enumerate(group.chunks):
             active = slice(0, chunk.num_tiles)
-            exponent, total, output = self._attend_chunk(rows[:, active], chunk, pool, layer)
+            exponent, total, output = self._attend_chunk(rows[:, active], chunk, pool, spec)
             highest = exponent.amax(2)
             if index == 0:  # has every tile
                 exponents = highest
@@ -127,29 +130,53 @@ class AttentionKernel:
             for block in range(chunk.num_blocks):
                 outputs[:, active] += output[:, :, block]
                 sums[:, active] += total[:, :, block]
+        if spec.sinks is not None:
+            assert isinstance(spec.sinks, SinksWeight)
+            sinks = self._sink_rows(spec.sinks.scores, group)
+            sink_exponents = _block_exponent(sinks)
+            highest = torch.maximum(exponents, sink_exponents)
+            rescale = power_of_two(exponents - highest)
+            outputs *= rescale
+            weights = sinks.sub_(sink_exponents * LN2).exp_()
+            sums = sums * rescale + weights * power_of_two(sink_exponents - highest)
         return outputs / sums
 
+    def _sink_rows(self, scores: torch.Tensor, group: Group) -> torch.Tensor:
+        rows = scores.view(self.heads.num_kv_heads, -1).repeat_interleave(group.tile_tokens, 1)
+        return F.pad(rows, (0, group.num_rows - rows.shape[1]))[:, None, :, None]
+
     def _attend_chunk(
-        self, rows: torch.Tensor, chunk: Chunk, pool: TorchKvPool, layer: int
+        self, rows: torch.Tensor, chunk: Chunk, pool: TorchKvPool, spec: AttentionSpec
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         num_heads, num_tiles, num_rows, head_dim = rows.shape
         shape = (num_heads, num_tiles, chunk.num_blocks, num_rows)
         flat = (-1, BLOCK, head_dim)
-        keys = pool.keys[layer].index_select(1, chunk.pages).view(flat).float()
-        values = pool.values[layer].index_select(1, chunk.pages)
+        keys = pool.keys[spec.layer].index_select(1, chunk.pages).view(flat).float()
+        values = pool.values[spec.layer].index_select(1, chunk.pages)
         values = values.view(num_heads, -1, head_dim).float()
         if chunk.stale is not None:
             # Hidden keys have weight 0, but 0 times a leftover infinity would be NaN.
             values.index_fill_(1, chunk.stale, 0.0)
         queries = rows.unsqueeze(2).expand(*shape, head_dim).reshape(-1, num_rows, head_dim)
         scores = self.product(queries, keys.transpose(1, 2)).view(*shape, BLOCK)
+        if spec.soft_cap is not None:
+            _cap(scores, spec.soft_cap)
         if chunk.mask is not None:
             scores[:, chunk.masked_from :].masked_fill_(chunk.mask, -torch.inf)
-        exponent = scores.amax(-1, keepdim=True).mul_(1.0 / LN2).ceil_().clamp_(LOWEST_EXPONENT)
+        exponent = _block_exponent(scores.amax(-1, keepdim=True))
         weights = scores.sub_(exponent * LN2).exp_()
         total = weights.sum(-1, keepdim=True)
         output = self.product(weights.view(-1, num_rows, BLOCK), values.view(flat))
         return exponent, total, output.view(*shape, head_dim)
+
+
+def _block_exponent(maximum: torch.Tensor) -> torch.Tensor:
+    return (maximum * (1.0 / LN2)).ceil_().clamp_(LOWEST_EXPONENT)
+
+
+def _cap(scores: torch.Tensor, soft_cap: float) -> None:
+    """`cap * tanh(score / cap)` in place, by exp: its bits do not depend on an element's place."""
+    scores.mul_(2.0 / soft_cap).exp_().add_(1.0).reciprocal_().mul_(-2.0).add_(1.0).mul_(soft_cap)
 
 
 def power_of_two(exponent: torch.Tensor) -> torch.Tensor:

@@ -32,6 +32,7 @@ from trunkline.kernels.torch_reference.weights import (
     LinearWeight,
     NormWeight,
     Rotary,
+    SinksWeight,
     TiedLinearWeight,
 )
 
@@ -91,6 +92,9 @@ class TorchBackend:
     def create_tied_linear(self, embedding: Weight) -> TiedLinearWeight:
         assert isinstance(embedding, EmbeddingWeight)
         return TiedLinearWeight(embedding, self._heights)
+
+    def create_sinks(self, num_heads: int) -> SinksWeight:
+        return SinksWeight(num_heads, self._like)
 
     def create_rotary(self, spec: RotarySpec) -> Rotary:
         return Rotary(spec, self.device)
@@ -170,8 +174,8 @@ class TorchBackend:
         _turn(turned, *batch.turn(spec.rotary))
         pool: TorchKvPool = batch.step.kv
         pool.write(spec.layer, batch.slots, (key.to(self.dtype), heads[:, num_turned:]))
-        scaled = query * spec.head_dim**-0.5
-        return kernel.attend(scaled, batch.plan(spec, kernel), pool, spec.layer)
+        scaled = query * (spec.head_dim**-0.5 if spec.scale is None else spec.scale)
+        return kernel.attend(scaled, batch.plan(spec, kernel), pool, spec)
 
     def _kernel(self, spec: AttentionSpec) -> AttentionKernel:
         shape = (spec.num_heads, spec.num_kv_heads, spec.head_dim)

@@ -72,6 +72,24 @@ class NormWeight:
         _copy_part(self, part, tensor, self.weight)
 
 
+class SinksWeight:
+    """A score per head, in float32."""
+
+    def __init__(self, num_heads: int, like: torch.Tensor) -> None:
+        self.scores = like.new_zeros(num_heads, dtype=torch.float32)
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {"sinks": tuple(self.scores.shape)}
+
+    @property
+    def num_bytes(self) -> int:
+        return self.scores.nbytes
+
+    def load(self, part: str, tensor: torch.Tensor) -> None:
+        _copy_part(self, part, tensor, self.scores)
+
+
 class LinearWeight:
     """A fused linear; packed for oneDNN once every part is there, where torch can do that."""
 
@@ -194,7 +212,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor | None:
 
 
 def _copy_part(
-    handle: EmbeddingWeight | NormWeight | LinearWeight,
+    handle: EmbeddingWeight | NormWeight | SinksWeight | LinearWeight,
     part: str,
     tensor: torch.Tensor,
     destination: torch.Tensor,
