@@ -153,7 +153,7 @@ class Session:
             planned = time.perf_counter()
             self.runner.forward(plan)
             computed = time.perf_counter()
-            block = self.runner.sample(plan)
+            block = self.runner.sample(plan).wait()
             sampled = time.perf_counter()
             self._core.commit(time.time(), block)
             self._core.take_events()

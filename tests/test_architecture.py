@@ -72,7 +72,7 @@ def test_the_hops_are_the_ones_of_the_table() -> None:
         ("client", "self._channel.send("),
         ("channel", "class SocketPort"),
         ("loop", "self._core.plan("),
-        ("loop", "self._runner.execute("),
+        ("loop", "self._runner.forward("),
         ("core", "fn plan("),
         ("runner", "self._program.forward("),
     ):

@@ -1,9 +1,9 @@
-"""The engine's loop: receive -> plan -> execute -> commit -> send.
+"""The engine's loop: receive -> plan -> launch -> commit -> send.
 
 It joins a scheduler (`Core`), a runner and a port, and knows nothing of what a request asks for or
 which model runs. It has no prefill or decode phases: the plan says what a step computes. With an
-overlap depth of k it holds k executed steps back before it commits the oldest; nothing else
-differs.
+overlap depth of k it launches k more steps before it waits for the oldest and commits it, so that
+the device works while the scheduler does; nothing else differs, and no output does.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from trunkline.plan import ROW_FAILED, Plan, encode_result
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+    from trunkline.kernels.interface import PendingResult
 
 Bytes = npt.NDArray[np.uint8]
 Verb = Callable[[Mapping[str, object]], dict[str, object]]
@@ -82,10 +84,29 @@ class _NothingHeldBack:
 
 
 class Executor(Protocol):
-    """What the loop needs of a runner."""
+    """What the loop needs of a runner: it launches steps, which take effect in this order."""
 
-    def execute(self, plan: Plan) -> Bytes:
-        """Compute one step; the result block of `plan.encode_result`."""
+    def forward(self, plan: Plan) -> None:
+        """Begin a step; `sample` must follow, before the next step's `forward`."""
+
+    def awaits_earlier(self, plan: Plan) -> bool:
+        """Whether `sample` needs all results of earlier steps to have been waited for.
+
+        Asked between `forward` and `sample`.
+        """
+
+    def sample(self, plan: Plan) -> PendingResult:
+        """End a step. Its plan's arena is read until the result has been waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The `PendingResult` of a step that could not be launched."""
+
+    error: Exception
+
+    def wait(self) -> Bytes:
+        raise self.error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +141,7 @@ class EngineLoop:
         self._arenas = deque(
             np.zeros(options.arena_bytes, dtype=np.uint8) for _ in range(self._depth + 1)
         )
-        self._in_flight: deque[Bytes] = deque()
+        self._in_flight: deque[tuple[Plan, PendingResult]] = deque()
         self._logger = options.logger
         log = self._log = StepLog(
             core.stats, options.log_interval_steps, options.max_total_tokens, options.logger
@@ -160,25 +181,52 @@ class EngineLoop:
         self._port.wake()
 
     def _step(self) -> bool:
-        """Plan and execute one step, commit the oldest that is due; False: nothing to do."""
+        """Plan and launch one step, commit the oldest that is due; False: nothing to do."""
         self._preparer.poll()
+        plan = self._plan()
+        if plan is not None:
+            self._in_flight.append((plan, self._launch(plan)))
+        due = len(self._in_flight) > (self._depth if plan is not None else 0)
+        if due:
+            self._commit_oldest()
+        self._log.step(idle=plan is None)
+        return plan is not None or due
+
+    def _plan(self) -> Plan | None:
         arena = self._arenas[0]
         step = self._core.plan(time.time(), arena.data)
         self._send_events()  # acceptances and refusals do not wait for the step
-        if step is not None:
-            self._arenas.rotate(-1)
-            self._in_flight.append(self._execute(Plan(arena)))
-        due = len(self._in_flight) > (self._depth if step is not None else 0)
-        if due:
-            self._core.commit(time.time(), self._in_flight.popleft().data)
-            self._send_events()
-        self._log.step(idle=step is None)
-        return step is not None or due
+        if step is None:
+            return None
+        self._arenas.rotate(-1)
+        return Plan(arena)
 
-    def _execute(self, plan: Plan) -> Bytes:
-        """Run a step; when that fails as a whole, its requests fail and the others go on."""
+    def _launch(self, plan: Plan) -> PendingResult:
+        """Begin a step, and end it as soon as what its tokens depend on is known."""
         try:
-            result = self._runner.execute(plan)
+            self._runner.forward(plan)
+        except Exception as error:
+            return Failed(error)
+        if self._runner.awaits_earlier(plan):
+            self._commit_all()
+        try:
+            return self._runner.sample(plan)
+        except Exception as error:
+            return Failed(error)
+
+    def _commit_all(self) -> None:
+        while self._in_flight:
+            self._commit_oldest()
+
+    def _commit_oldest(self) -> None:
+        result = self._result(*self._in_flight.popleft())
+        self._core.commit(time.time(), result.data)
+        self._send_events()
+
+    def _result(self, plan: Plan, pending: PendingResult) -> Bytes:
+        """Wait for a step; when it failed as a whole, its requests fail and the others go on."""
+        try:
+            result = pending.wait()
         except Exception:
             self._failed_steps += 1
             if self._failed_steps > MAX_FAILED_STEPS:

@@ -16,7 +16,9 @@ from trunkline.engine.models.registry import Model
 from trunkline.engine.sampling import SamplingState
 from trunkline.kernels import (
     Activation,
+    Finished,
     PageMove,
+    PendingResult,
     ProgramSizes,
     SampleOutputs,
     StepInputs,
@@ -63,6 +65,10 @@ class OperationProgram:
         self._pending: _Step | None = None
 
     @property
+    def overlap_depth(self) -> int:
+        return 0
+
+    @property
     def page_bytes(self) -> int:
         return self._kv.page_bytes
 
@@ -98,7 +104,7 @@ class OperationProgram:
         self._pending = _Step(plan.step, result.logits, pooled, errors)
 
     @torch.inference_mode()
-    def sample(self, plan: Plan, masks: IntArray | None = None) -> npt.NDArray[np.uint8]:
+    def sample(self, plan: Plan, masks: IntArray | None = None) -> PendingResult:
         pending = self._pending
         if pending is None or pending.step != plan.step:
             raise ValueError(f"step {plan.step} is to be sampled before its forward pass")
@@ -110,7 +116,7 @@ class OperationProgram:
         tokens = torch.from_numpy(outputs.token_ids.astype(np.int64)).to(slots.device)
         self._last_tokens.index_copy_(0, slots, tokens)
         self._pending = None
-        return encode_result(
+        block = encode_result(
             plan.step,
             {
                 "sample_counts": np.ones(plan.sample_slot.size, np.int32),
@@ -123,6 +129,7 @@ class OperationProgram:
                 "pooled_states": pending.pooled_states,
             },
         )
+        return Finished(block)
 
     def _check(self, plan: Plan) -> None:
         sizes = self._sizes

@@ -18,6 +18,7 @@ from trunkline.engine.models.loading import load_model
 from trunkline.engine.operation_program import OperationProgram
 from trunkline.kernels import (
     KvSpec,
+    PendingResult,
     ProgramBackend,
     ProgramSizes,
     StepProgram,
@@ -119,18 +120,25 @@ class Runner:
         return OperationProgram(self.model, self.backend, sizes)
 
     @property
+    def overlap_depth(self) -> int:
+        """See `kernels.interface.StepProgram`."""
+        return self._program.overlap_depth
+
+    @property
     def memory(self) -> MemoryFacts:
         """Bytes of weights, of one page and of the whole pool."""
         weights = sum(weight.num_bytes for _, weight in self.model.weights())
         return MemoryFacts(weights, self._program.page_bytes, self._program.pool_bytes)
 
     def execute(self, plan: Plan, masks: IntArray | None = None) -> npt.NDArray[np.uint8]:
-        """`forward`, then `sample`: a step in one call."""
+        """`forward`, `sample`, and wait: a step in one call."""
         self.forward(plan)
-        return self.sample(plan, masks)
+        return self.sample(plan, masks).wait()
 
     def forward(self, plan: Plan) -> None:
         """Apply the plan's records, write KV and compute logits; `sample` must follow.
+
+        The plan's arena is read until the step's result has been waited for.
 
         Raises:
             ValueError: the plan contradicts the runner's sizes or asks for what it cannot do.
@@ -140,16 +148,21 @@ class Runner:
             raise ValueError(f"step {plan.step}: the plan has no rows")
         self._program.forward(plan)
 
-    def sample(self, plan: Plan, masks: IntArray | None = None) -> npt.NDArray[np.uint8]:
+    def awaits_earlier(self, plan: Plan) -> bool:
+        """See `loop.Executor`: a runner finds the tokens of earlier steps on its device."""
+        return False
+
+    def sample(self, plan: Plan, masks: IntArray | None = None) -> PendingResult:
         """Draw the plan's tokens and encode the step's result.
 
         Args:
             plan: the plan that `forward` took last.
             masks: grammar masks `[samples, ceil(vocabulary / 32)]`, bit i % 32 of word i / 32 set
-                where id i is allowed; read for samples whose slot has a grammar.
+                where id i is allowed; read for samples whose slot has a grammar, until the result
+                has been waited for.
 
         Returns:
-            The result block.
+            The result, perhaps before it is there.
 
         Raises:
             ValueError: `forward` was not called with this plan, or a mask is missing. No slot has

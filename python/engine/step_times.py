@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from trunkline.engine.loop import Executor
+    from trunkline.kernels.interface import PendingResult
     from trunkline.plan import Plan
 
 WORK_NAMES: Final = ("prompt_tokens", "decode_rows", "decode_context", "prompt_pairs")
@@ -41,18 +43,48 @@ def work_of(plan: Plan) -> dict[str, float]:
 
 
 class TimedExecutor:
-    """A runner whose steps are written down, each at once."""
+    """A runner whose steps are written down, each when it is done.
+
+    A step takes from when it is launched, or from when the one before it is done if that is later,
+    until it is done.
+    """
 
     def __init__(self, runner: Executor, path: Path) -> None:
         self._runner = runner
         self._path = path
+        self._launched_at = 0.0
+        self._done_at = 0.0
 
-    def execute(self, plan: Plan) -> npt.NDArray[np.uint8]:
-        """Compute one step, and write what it was and took."""
-        work = work_of(plan)
-        started_at = time.perf_counter()
-        result = self._runner.execute(plan)
-        seconds = time.perf_counter() - started_at
+    def forward(self, plan: Plan) -> None:
+        """See `loop.Executor`."""
+        self._launched_at = time.perf_counter()
+        self._runner.forward(plan)
+
+    def awaits_earlier(self, plan: Plan) -> bool:
+        """See `loop.Executor`."""
+        return self._runner.awaits_earlier(plan)
+
+    def sample(self, plan: Plan) -> PendingResult:
+        """See `loop.Executor`."""
+        return _TimedResult(self, work_of(plan), self._launched_at, self._runner.sample(plan))
+
+    def note(self, work: dict[str, float], launched_at: float) -> None:
+        """Write down a step that is done now."""
+        done_at = time.perf_counter()
+        seconds = done_at - max(launched_at, self._done_at)
+        self._done_at = done_at
         with self._path.open("a") as file:
             file.write(json.dumps({**work, "seconds": seconds}) + "\n")
+
+
+@dataclass(frozen=True, slots=True)
+class _TimedResult:
+    executor: TimedExecutor
+    work: dict[str, float]
+    launched_at: float
+    pending: PendingResult
+
+    def wait(self) -> npt.NDArray[np.uint8]:
+        result = self.pending.wait()
+        self.executor.note(self.work, self.launched_at)
         return result

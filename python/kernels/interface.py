@@ -232,8 +232,41 @@ class ForwardOutputs(Protocol):
         """What a pooled request is answered with."""
 
 
+class PendingResult(Protocol):
+    """The result of a step that was launched; the device may still be at work on it."""
+
+    def wait(self) -> npt.NDArray[np.uint8]:
+        """The block of `plan.encode_result`, once the step is done; called once.
+
+        Raises:
+            Exception: the step failed as a whole, wherever it was.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The `PendingResult` of a program that is done with a step when its call returns."""
+
+    block: npt.NDArray[np.uint8]
+
+    def wait(self) -> npt.NDArray[np.uint8]:
+        return self.block
+
+
 class StepProgram(Protocol):
-    """Whole steps of one model, with everything that lives between them."""
+    """Whole steps of one model, with everything that lives between them.
+
+    `forward` and `sample` are called in turns from one thread, and may return before the device is
+    done. Calls take effect in their order: a `forward` sees the tokens that the `sample` before it
+    draws. Until a step's result is waited for, its plan's arena and its masks stay as they are.
+    """
+
+    @property
+    def overlap_depth(self) -> int:
+        """Steps that may be launched while the oldest one's result has not been waited for.
+
+        0: nothing is gained by more, because calls return when their work is done.
+        """
 
     @property
     def page_bytes(self) -> int:
@@ -246,7 +279,7 @@ class StepProgram(Protocol):
     def forward(self, plan: Plan) -> None:
         """See `engine.runner.Runner.forward`."""
 
-    def sample(self, plan: Plan, masks: IntArray | None = None) -> npt.NDArray[np.uint8]:
+    def sample(self, plan: Plan, masks: IntArray | None = None) -> PendingResult:
         """See `engine.runner.Runner.sample`."""
 
 

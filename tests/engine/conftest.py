@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.checkpoints import TinyCheckpoint
 
 from trunkline.engine.runner import Runner
+from trunkline.plan import Plan
 
 
 @pytest.fixture(scope="session")
@@ -29,10 +29,10 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def slow_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of embedded engines take 2 ms: a tiny model is through before a queue can fill."""
-    execute = Runner.execute
+    forward = Runner.forward
 
-    def slowly(runner: Runner, *arguments: Any) -> Any:
+    def slowly(runner: Runner, plan: Plan) -> None:
         time.sleep(0.002)
-        return execute(runner, *arguments)
+        forward(runner, plan)
 
-    monkeypatch.setattr(Runner, "execute", slowly)
+    monkeypatch.setattr(Runner, "forward", slowly)

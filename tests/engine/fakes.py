@@ -17,6 +17,7 @@ from trunkline.engine import messages
 from trunkline.engine.channel import LocalHub
 from trunkline.engine.loop import EngineLoop, LoopOptions
 from trunkline.engine.messages import EngineFacts
+from trunkline.kernels import Finished
 from trunkline.plan import (
     PLAN_HEADER_BYTES,
     PLAN_MAGIC,
@@ -247,9 +248,14 @@ class FakeRunner:
         self.hook = hook
         self.lasts: dict[int, int] = {}
 
-    def execute(self, plan: Plan) -> np.ndarray:
+    def forward(self, plan: Plan) -> None:
         if self.hook is not None:
             self.hook(plan)
+
+    def awaits_earlier(self, plan: Plan) -> bool:
+        return False
+
+    def sample(self, plan: Plan) -> Finished:
         tokens = []
         for slot, host_token in zip(
             plan.sample_slot.tolist(), plan.token_ids.tolist(), strict=True
@@ -257,9 +263,8 @@ class FakeRunner:
             self.lasts[slot] = self.lasts.get(slot, host_token) + 1
             tokens.append(self.lasts[slot])
         counts = np.ones(len(tokens), dtype=np.int32)
-        return encode_result(
-            plan.step, {"sample_counts": counts, "token_ids": np.array(tokens, dtype=np.int32)}
-        )
+        sections = {"sample_counts": counts, "token_ids": np.array(tokens, dtype=np.int32)}
+        return Finished(encode_result(plan.step, sections))
 
 
 class FakeEngine:

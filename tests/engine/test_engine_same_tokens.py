@@ -131,11 +131,17 @@ class FaultyRunner:
         self.runner = runner
         self.steps = 0
 
-    def execute(self, plan: Plan) -> Any:
+    def forward(self, plan: Plan) -> None:
         self.steps += 1
         if self.steps % 18 == 9:
             raise RuntimeError("out of memory")
-        result = self.runner.execute(plan)
+        self.runner.forward(plan)
+
+    def awaits_earlier(self, plan: Plan) -> bool:
+        return False
+
+    def sample(self, plan: Plan, masks: Any = None) -> Any:
+        result = self.runner.sample(plan, masks)
         if self.steps % 18 == 0:
             raise RuntimeError("lost")
         return result

@@ -18,7 +18,7 @@ import pytest
 from trunkline import Engine
 from trunkline.engine.client import RequestRefused
 from trunkline.engine.grammar import effort
-from trunkline.engine.grammar.masks import ConstrainedRunner
+from trunkline.engine.grammar.constrained_runner import ConstrainedRunner
 from trunkline.engine.grammar.xgrammar_backend import XgrammarBackend
 from trunkline.engine.messages import GrammarSpec
 from trunkline.engine.native_request import parse_generate
@@ -199,13 +199,13 @@ def test_ids_depend_on_nothing_but_the_request(
         assert stats(jumping)["steps_total"] < plain_steps
         assert ids_of(run(jumping, requests)) == expected
         assert ids_of(run(jumping, requests)) == expected, "with the prefix cache"
-    execute = ConstrainedRunner.execute
+    forward = ConstrainedRunner.forward
 
-    def slowly(runner: ConstrainedRunner, plan: Plan) -> Any:
+    def slowly(runner: ConstrainedRunner, plan: Plan) -> None:
         time.sleep(0.002)  # so that all requests are there before the first has ended
-        return execute(runner, plan)
+        forward(runner, plan)
 
-    monkeypatch.setattr(ConstrainedRunner, "execute", slowly)
+    monkeypatch.setattr(ConstrainedRunner, "forward", slowly)
     tiny: dict[str, Any] = {"max_total_tokens": 208, "max_prefill_tokens": 32}
     with Engine(tiny_model, dtype=dtype, schedule_conservativeness=0.01, **tiny) as crowded:
         assert ids_of(run(crowded, requests)) == expected

@@ -13,8 +13,10 @@ from tests.kernels.plan_builder import Opened, Params, build_plan, opened_sectio
 
 from trunkline.engine.grammar import effort
 from trunkline.engine.grammar.backend import Masks, Vocabulary
+from trunkline.engine.grammar.constrained_runner import ConstrainedRunner
 from trunkline.engine.grammar.constraints import Constraint
-from trunkline.engine.grammar.masks import ConstrainedRunner, MaskSource
+from trunkline.engine.grammar.masks import MaskSource
+from trunkline.kernels import Finished
 from trunkline.plan import (
     MIN_GRAMMAR_TOKENS,
     ROW_GRAMMAR_TOO_SLOW,
@@ -96,10 +98,11 @@ class ScriptedRunner:
         self.masks.append(None if masks is None else masks.copy())
         ids = self.steps.pop(0)
         counts = np.ones(len(ids), np.int32)
-        return encode_result(plan.step, {"sample_counts": counts, "token_ids": np.array(ids)})
+        sections = {"sample_counts": counts, "token_ids": np.array(ids)}
+        return Finished(encode_result(plan.step, sections))
 
-    def execute(self, plan: Plan) -> Any:
-        return self.sample(plan)
+    def awaits_earlier(self, plan: Plan) -> bool:
+        return False
 
 
 def step(
@@ -128,7 +131,7 @@ def step(
             "score_offsets": np.zeros(slots + 1),
             "sample_logit": rows,
             "sample_slot": rows,
-            "sample_position": np.full(slots, number + 1),
+            "sample_position": np.full(slots, number + 1 + len(outputs)),
             "sample_flags": np.zeros(slots),
         },
     )
@@ -141,28 +144,33 @@ def constrained(
     return ConstrainedRunner(runner, source)
 
 
+def execute(engine: ConstrainedRunner, plan: Plan) -> Any:
+    engine.forward(plan)
+    return engine.sample(plan).wait()
+
+
 def test_what_the_grammar_does_not_have_ends_its_row_alone():
     grammars = {1: Constraint(Words((1, 2, 3))), 2: Constraint(Words((4, 5, 6)))}
     runner = ScriptedRunner([1, 5], [2, 5])
     engine = constrained(runner, grammars, jump=False)
-    first = decode_result(engine.execute(step(0, [(0, 1), (1, 2)], 2)))
+    first = decode_result(execute(engine, step(0, [(0, 1), (1, 2)], 2)))
     assert first["row_errors"].tolist() == [0, 2]
     assert runner.masks[0][:, 0].tolist() == [1 << 1, 1 << 4]
-    second = decode_result(engine.execute(step(1, [], 1)))
+    second = decode_result(execute(engine, step(1, [], 1)))
     assert second["row_errors"].size == 0
 
 
 def test_a_matcher_that_breaks_ends_its_row_alone():
     grammars = {1: Constraint(Words((None,))), 2: Constraint(Words((4, 5)))}
     engine = constrained(ScriptedRunner([1, 4]), grammars, jump=False)
-    result = decode_result(engine.execute(step(0, [(0, 1), (1, 2)], 2)))
+    result = decode_result(execute(engine, step(0, [(0, 1), (1, 2)], 2)))
     assert result["row_errors"].tolist() == [2, 0]
 
 
 def test_certain_tokens_follow_at_once_up_to_the_end():
     grammars = {1: Constraint(Words((1, 2, 3))), 2: Constraint(Words((4, 5)), (7, 6))}
     engine = constrained(ScriptedRunner([1, 7], [6]), grammars, jump=True)
-    result = decode_result(engine.execute(step(0, [(0, 1), (1, 2)], 2)))
+    result = decode_result(execute(engine, step(0, [(0, 1), (1, 2)], 2)))
     assert result["sample_counts"].tolist() == [4, 1]
     assert result["token_ids"].tolist() == [1, 2, 3, END, 7]
 
@@ -170,16 +178,16 @@ def test_certain_tokens_follow_at_once_up_to_the_end():
 def test_outputs_that_a_slot_comes_with_are_taken_first():
     runner = ScriptedRunner([3])
     engine = constrained(runner, {1: Constraint(Words((1, 2, 3)), (7, 6))}, jump=False)
-    engine.execute(step(0, [(0, 1)], 1, outputs=[5, 7, 6, 1, 2]))
+    execute(engine, step(0, [(0, 1)], 1, outputs=[5, 7, 6, 1, 2]))
     assert runner.masks[0][0, 0] == 1 << 3
 
 
 def test_before_it_begins_anything_but_the_end_is_allowed():
     runner = ScriptedRunner([7], [6], [1])
     engine = constrained(runner, {1: Constraint(Words((1, 2)), (7, 6))}, jump=False)
-    engine.execute(step(0, [(0, 1)], 1))
-    engine.execute(step(1, [], 1))
-    engine.execute(step(2, [], 1))
+    execute(engine, step(0, [(0, 1)], 1))
+    execute(engine, step(1, [], 1))
+    execute(engine, step(2, [], 1))
     assert [mask[0, 0] & 0xFF for mask in runner.masks] == [0xFE, 0xFE, 1 << 1]
 
 
@@ -206,6 +214,8 @@ def test_a_grammar_that_takes_too_long_ends_its_row_alone(monkeypatch: pytest.Mo
     errors = []
     for number in range(10):
         opened = [(0, 1), (1, 2)] if number == 0 else []
-        errors.append(decode_result(engine.execute(step(number, opened, 2)))["row_errors"].tolist())
+        errors.append(
+            decode_result(execute(engine, step(number, opened, 2)))["row_errors"].tolist()
+        )
     assert errors[:2] == [[], []]
     assert errors[-1] == [ROW_GRAMMAR_TOO_SLOW, 0]

@@ -154,7 +154,7 @@ def test_a_missing_mask_can_be_supplied_after_the_refusal() -> None:
     with pytest.raises(ValueError, match="mask"):
         runner.sample(plan)
     masks = np.full((1, 7), -1, np.int32)
-    result = read_result(runner.sample(plan, masks))
+    result = read_result(runner.sample(plan, masks).wait())
     assert result["token_ids"].tolist() == [int(expected_logprobs()[-1].argmax())]
 
 

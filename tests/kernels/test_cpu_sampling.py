@@ -26,7 +26,7 @@ class Steps:
         self.step += 1
         plan = build_plan(self.step, sections)
         self.program.forward(plan)
-        self.results.append(read_result(self.program.sample(plan, masks)))
+        self.results.append(read_result(self.program.sample(plan, masks).wait()))
 
 
 def sections_of(params: list[Params], position: int, opens: bool, top_n: int) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def test_a_plan_may_be_empty() -> None:
     for step in (1, 2):
         plan = build_plan(step, {"closed_slots": [3]})
         program.forward(plan)
-        assert read_result(program.sample(plan))["token_ids"].size == 0
+        assert read_result(program.sample(plan).wait())["token_ids"].size == 0
 
 
 def test_a_step_is_sampled_once_and_in_order() -> None:

@@ -11,6 +11,7 @@ import pytest
 from trunkline._core import shared_prefix_trace, simulate_fleet
 from trunkline.engine.env_vars import STEP_TIMES, EnvironmentVariableError, step_times_file
 from trunkline.engine.step_times import TimedExecutor, work_of
+from trunkline.kernels import Finished
 from trunkline.plan import Plan
 
 BENCH = Path(__file__).parents[2] / "bench"
@@ -68,8 +69,14 @@ def test_the_benchmark_compares_policies(tmp_path: Path) -> None:
 class InstantRunner:
     """A runner whose result is empty."""
 
-    def execute(self, plan: Plan) -> np.ndarray:
-        return np.zeros(1, dtype=np.uint8)
+    def forward(self, plan: Plan) -> None:
+        pass
+
+    def awaits_earlier(self, plan: Plan) -> bool:
+        return False
+
+    def sample(self, plan: Plan) -> Finished:
+        return Finished(np.zeros(1, dtype=np.uint8))
 
 
 def test_steps_are_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,8 +89,9 @@ def test_steps_are_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(STEP_TIMES, str(path))
     assert step_times_file() == path
     timed = TimedExecutor(InstantRunner(), path)
-    timed.execute(plan)
-    timed.execute(plan)
+    for _ in range(2):
+        timed.forward(plan)
+        timed.sample(plan).wait()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(lines) == 2
     assert lines[0].pop("seconds") > 0

@@ -1,9 +1,8 @@
 """Masks for the steps of sequences that have a grammar, and what their tokens mean for it.
 
-`ConstrainedRunner` stands between loop and runner: it fills the masks of a step while the runner
-computes, and takes the step's tokens before the loop commits them. Matchers live as long as a slot
-is open; a sequence that comes back after a retraction brings its outputs, and its matcher is built
-again from them.
+`MaskSource` fills the masks of a step, and takes the step's tokens before the loop commits them;
+`constrained_runner.py` says when. Matchers live as long as a slot is open; a sequence that comes
+back after a retraction brings its outputs, and its matcher is built again from them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -48,14 +46,6 @@ MAX_FORCED: Final = 64  # tokens in a row that follow one that was sampled
 NARROW_IDS: Final = 64
 
 
-class Runner(Protocol):
-    """What is needed of a runner."""
-
-    def forward(self, plan: Plan) -> None: ...
-    def sample(self, plan: Plan, masks: Masks | None = None) -> Bytes: ...
-    def execute(self, plan: Plan) -> Bytes: ...
-
-
 class Requests(Protocol):
     """What is needed of `Constraints`."""
 
@@ -79,6 +69,7 @@ class ConstrainedSequence:
     num_outputs: int = 0
     started: bool = True
     violated: bool = False
+    has_ended: bool = False  # its grammar has: nothing can follow
     is_watched: bool = False  # its calls are timed, alone: it was in one that was slow
     is_narrow: bool = False  # its last mask allowed few ids: the next may allow a single one
 
@@ -88,9 +79,17 @@ class ConstrainedSequence:
         return tuple(self.recent) == self.starts_after
 
     @property
+    def next_position(self) -> int:
+        """Where the token after its outputs is."""
+        return self.prompt_len + self.num_outputs
+
+    @property
     def row_error(self) -> int:
         """Why its row fails."""
         return ROW_GRAMMAR_TOO_SLOW if self.effort.is_exhausted else ROW_GRAMMAR_VIOLATED
+
+
+Sample = tuple[int, ConstrainedSequence]  # an entry of a plan, and whose it is
 
 
 class MaskSource:
@@ -113,7 +112,7 @@ class MaskSource:
         self._free = np.full(self._words, -1, np.int32)  # before the constraint begins
         _forbid(self._free, np.asarray(vocabulary.end_ids, np.int32))
         self._end_ids = frozenset(vocabulary.end_ids)
-        self._masks: Masks = np.zeros((0, self._words), np.int32)
+        self._spare: list[Masks] = []
 
     def update(self, plan: Plan) -> None:
         """Close and open slots as the plan says."""
@@ -127,26 +126,39 @@ class MaskSource:
         if ended:
             self._requests.ended(ended)
 
-    def samples(self, plan: Plan) -> list[tuple[int, ConstrainedSequence]]:
+    def samples(self, plan: Plan) -> list[Sample]:
         """The plan's sample entries that have a grammar, with their sequences."""
         if not self._slots:
             return []
         slots = enumerate(plan.sample_slot.tolist())
         return [(entry, self._slots[slot]) for entry, slot in slots if slot in self._slots]
 
-    def fill(self, plan: Plan, samples: list[tuple[int, ConstrainedSequence]]) -> Masks:
-        """Masks for the plan's samples, valid until the next call; see `Runner.sample`."""
-        num_samples = plan.sample_slot.size
-        if len(self._masks) < num_samples:
-            self._masks = np.zeros((num_samples, self._words), np.int32)
-        masks = self._masks[:num_samples]
-        self._fill(masks, samples)
-        return masks
+    def knows(self, plan: Plan, samples: list[Sample]) -> bool:
+        """Whether all outputs before these samples were accepted: their masks can be filled."""
+        return len(_live(plan, samples)) == len(samples)
 
-    def accept(
-        self, plan: Plan, samples: list[tuple[int, ConstrainedSequence]], result: Bytes
-    ) -> Bytes:
-        """Take the tokens that a step has led to.
+    def fill(self, plan: Plan, samples: list[Sample]) -> Masks:
+        """Masks for the plan's samples, to be given to `recycle`; see `Runner.sample`.
+
+        Where a sequence went on differently than it was planned, or not at all, its sample is void,
+        and its mask allows everything.
+        """
+        num_samples = plan.sample_slot.size
+        buffer = self._spare.pop() if self._spare else np.zeros((0, self._words), np.int32)
+        if len(buffer) < num_samples:
+            buffer = np.zeros((num_samples, self._words), np.int32)
+        live = _live(plan, samples)
+        if len(live) < len(samples):
+            buffer[[entry for entry, _ in samples]] = -1
+        self._fill(buffer, live)
+        return buffer[:num_samples]
+
+    def recycle(self, masks: Masks) -> None:
+        """Take masks back that nothing reads any more."""
+        self._spare.append(masks if masks.base is None else masks.base)
+
+    def accept(self, plan: Plan, samples: list[Sample], result: Bytes) -> Bytes:
+        """Take the tokens that a step has led to; those of void samples are ignored.
 
         Returns:
             The result, with an error for each row that left its grammar or takes too long to
@@ -159,7 +171,7 @@ class MaskSource:
         row_of = _sample_rows(plan)
         taken = [
             (entry, sequence, int(tokens[firsts[entry]]))
-            for entry, sequence in samples
+            for entry, sequence in _live(plan, samples)
             if counts[entry] and not (errors.size and errors[row_of[entry]])
         ]
         self._take([(sequence, token) for _, sequence, token in taken])
@@ -169,7 +181,7 @@ class MaskSource:
         forced = {
             entry: self._forced(sequence)
             for entry, sequence, token in taken
-            if token not in self._end_ids and self._may_jump(plan, entry, sequence)
+            if self._may_jump(plan, entry, sequence)
         }
         forced = {entry: ids for entry, ids in forced.items() if ids}
         if not violated and not forced:
@@ -231,6 +243,7 @@ class MaskSource:
         if not sequence.started:
             sequence.started = sequence.begins_at(token_id)
             return False
+        sequence.has_ended = token_id in self._end_ids
         return True
 
     def _take(self, outputs: list[tuple[ConstrainedSequence, int]]) -> None:
@@ -251,7 +264,7 @@ class MaskSource:
             one.violated = not fine
             one.is_watched = is_slow
 
-    def _fill(self, masks: Masks, samples: list[tuple[int, ConstrainedSequence]]) -> None:
+    def _fill(self, masks: Masks, samples: list[Sample]) -> None:
         """Write the mask of each sample into its row."""
         constrained = []
         for entry, sequence in samples:
@@ -269,7 +282,7 @@ class MaskSource:
                 self._fill_alone(masks, entry, sequence)
             self._adjust(masks[entry], sequence)
 
-    def _fill_together(self, masks: Masks, samples: list[tuple[int, ConstrainedSequence]]) -> None:
+    def _fill_together(self, masks: Masks, samples: list[Sample]) -> None:
         """Write these masks at once; if that fails or is slow, they are watched from now on."""
         if not samples:
             return
@@ -309,6 +322,8 @@ class MaskSource:
     def _may_jump(self, plan: Plan, entry: int, sequence: ConstrainedSequence) -> bool:
         if not sequence.may_jump or sequence.violated or not sequence.started:
             return False
+        if sequence.has_ended:
+            return False
         logit = int(plan.sample_logit[entry])
         scores = plan.score_offsets[logit] != plan.score_offsets[logit + 1]
         wants = plan.sample_flags[entry] & SAMPLE_LOGPROB or plan.logit_top_n[logit] or scores
@@ -330,29 +345,6 @@ class MaskSource:
         return forced
 
 
-class ConstrainedRunner:
-    """Executes steps: the runner's work, with masks where sequences have a grammar."""
-
-    def __init__(self, runner: Runner, masks: MaskSource) -> None:
-        self._runner = runner
-        self._masks = masks
-        self._thread = ThreadPoolExecutor(1, "grammar-masks")
-
-    def execute(self, plan: Plan) -> Bytes:
-        """See `loop.Executor`."""
-        masks = self._masks
-        masks.update(plan)
-        samples = masks.samples(plan)
-        if not samples:
-            return self._runner.execute(plan)
-        filling = self._thread.submit(masks.fill, plan, samples)
-        try:
-            self._runner.forward(plan)
-        finally:
-            filled = filling.result()
-        return masks.accept(plan, samples, self._runner.sample(plan, filled))
-
-
 def _forbid(mask: IntArray, ids: IntArray) -> None:
     """Clear the bits of some ids."""
     np.bitwise_and.at(mask, ids >> 5, ~(np.int32(1) << (ids & 31)))
@@ -365,6 +357,16 @@ def _only_id(mask: IntArray) -> int | None:
         return None
     word = int(mask[words[0]]) & 0xFFFFFFFF
     return int(words[0]) * 32 + word.bit_length() - 1 if word & (word - 1) == 0 else None
+
+
+def _live(plan: Plan, samples: list[Sample]) -> list[Sample]:
+    """Samples that are drawn where their sequence is now."""
+    positions = plan.sample_position
+    return [
+        (entry, sequence)
+        for entry, sequence in samples
+        if positions[entry] == sequence.next_position and not sequence.has_ended
+    ]
 
 
 def _sample_rows(plan: Plan) -> npt.NDArray[np.int64]:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from trunkline.engine.config import GrammarOptions
 from trunkline.engine.grammar.backend import Backend, Vocabulary
 from trunkline.engine.grammar.compiler_child import Setup
 from trunkline.engine.grammar.compilers import CompilerProcess, CompilerThread
+from trunkline.engine.grammar.constrained_runner import ConstrainedRunner, Runner
 from trunkline.engine.grammar.constraints import (
     Constraints,
     GrammarCache,
     HoldingCore,
     NoConstraints,
 )
-from trunkline.engine.grammar.masks import ConstrainedRunner, MaskSource, Runner
+from trunkline.engine.grammar.masks import MaskSource
 from trunkline.engine.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from trunkline.engine.loop import Executor
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +67,8 @@ class NoGrammars:
         """See `Grammars.wait_ready`."""
 
     def join(
-        self, core: HoldingCore, runner: Runner, wake: Callable[[], None], overlap_depth: int
-    ) -> tuple[NoConstraints, Runner]:
+        self, core: HoldingCore, runner: Executor, wake: Callable[[], None], overlap_depth: int
+    ) -> tuple[NoConstraints, Executor]:
         """See `Grammars.join`."""
         return NoConstraints(core, self.reason), runner
 

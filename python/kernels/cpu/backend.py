@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from trunkline.kernels.cpu.native import CpuModel
@@ -23,9 +22,11 @@ from trunkline.kernels.interface import (
     ActivationName,
     AttentionSpec,
     Batch,
+    Finished,
     ForwardOutputs,
     IntArray,
     LinearSpec,
+    PendingResult,
     ProgramSizes,
     RotarySpec,
     Weight,
@@ -174,6 +175,10 @@ class CpuProgram:
         self._model = model
 
     @property
+    def overlap_depth(self) -> int:
+        return 0
+
+    @property
     def page_bytes(self) -> int:
         return self._model.page_bytes
 
@@ -184,9 +189,9 @@ class CpuProgram:
     def forward(self, plan: Plan) -> None:
         self._model.forward(plan.arena.data)
 
-    def sample(self, plan: Plan, masks: IntArray | None = None) -> npt.NDArray[np.uint8]:
+    def sample(self, plan: Plan, masks: IntArray | None = None) -> PendingResult:
         words = None if masks is None else np.ascontiguousarray(masks, np.int32).view(np.uint8).data
-        return np.frombuffer(self._model.sample(plan.step, words), np.uint8)
+        return Finished(np.frombuffer(self._model.sample(plan.step, words), np.uint8))
 
 
 def _num_threads() -> int | None:
