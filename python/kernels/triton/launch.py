@@ -27,6 +27,7 @@ UPCAST_DOT = tl.constexpr(INTERPRETED)
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = tl.constexpr(448.0)
+FP8_LEAST_SCALE = tl.constexpr(1e-12)  # of a row of zeros
 
 
 @dataclass(frozen=True, slots=True)
