@@ -1,0 +1,268 @@
+"""Paged attention of one query token per row, its keys split over programs.
+
+One program takes the query heads that share a kv head, padded to the 16 rows of a matrix product,
+and one split of a row's keys; a second kernel sums the splits. Split lengths depend on a row's own
+length and on `max_splits`, never on other rows. Rows of length 0 get zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from trunkline.kernels.triton.attention_parts import (
+    LOG2_E,
+    LOWEST,
+    add_sink,
+    add_tile,
+    merge,
+    normalised,
+    partial_results,
+    score_factor,
+    store_partial,
+)
+from trunkline.kernels.triton.kv_pages import (
+    OPERANDS,
+    check_pools,
+    key_offsets,
+    load_tile,
+    padded_head_dim,
+    readable,
+)
+from trunkline.kernels.triton.launch import (
+    ceil_div,
+    device_traits,
+    narrow,
+    next_power_of_2,
+)
+
+MAX_BLOCK_ROWS = 64
+MIN_BLOCK_ROWS = 16
+PROGRAMS_PER_PROCESSOR = 2
+MAX_SPLITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """Tile of keys and pipeline of a program."""
+
+    block_keys: int
+    num_warps: int
+    num_stages: int
+
+
+CONFIGS = {  # by padded head dim and bytes of an element of queries
+    (16, 2): DecodeConfig(block_keys=128, num_warps=4, num_stages=3),
+    (32, 2): DecodeConfig(block_keys=128, num_warps=4, num_stages=3),
+    (64, 2): DecodeConfig(block_keys=128, num_warps=4, num_stages=3),
+    (128, 2): DecodeConfig(block_keys=64, num_warps=4, num_stages=3),
+    (256, 2): DecodeConfig(block_keys=32, num_warps=4, num_stages=3),
+    (16, 4): DecodeConfig(block_keys=64, num_warps=4, num_stages=2),
+    (32, 4): DecodeConfig(block_keys=64, num_warps=4, num_stages=2),
+    (64, 4): DecodeConfig(block_keys=64, num_warps=4, num_stages=2),
+    (128, 4): DecodeConfig(block_keys=32, num_warps=4, num_stages=2),
+    (256, 4): DecodeConfig(block_keys=16, num_warps=4, num_stages=2),
+}
+
+
+@triton.jit
+def _key_range(kv_len, split, split_size, max_splits, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
+    """First key to load, first key that is visible, and end, of one split of a row."""
+    visible = 0
+    if WINDOW > 0:
+        visible = tl.maximum(kv_len - WINDOW, 0)
+    base = visible // BLOCK_N * BLOCK_N
+    share = tl.cdiv(tl.cdiv(kv_len - base, max_splits), BLOCK_N) * BLOCK_N
+    share = tl.maximum(share, split_size)
+    start = base + split * share
+    return start, visible, tl.minimum(start + share, kv_len)
+
+
+@triton.jit(do_not_specialize=["split_size", "max_splits", "score_scale", "value_scale"])
+def decode_kernel(
+    query,
+    key_pool,
+    value_pool,
+    page_stride,
+    token_stride,
+    head_stride,
+    page_tables,
+    table_stride,
+    row_slot,
+    kv_lens,
+    sinks,
+    out,
+    partial_outputs,
+    partial_totals,
+    partial_highest,
+    split_size,
+    max_splits,
+    score_scale,
+    value_scale,
+    NUM_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    IN_SPLITS: tl.constexpr,
+    DTYPE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """One program: up to BLOCK_M query heads of one kv head, one row, one split."""
+    HEAD_BLOCKS: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
+    kv_head = tl.program_id(0) // HEAD_BLOCKS
+    row = tl.program_id(1).to(tl.int64)
+    split = tl.program_id(2)
+    members = tl.program_id(0) % HEAD_BLOCKS * BLOCK_M + tl.arange(0, BLOCK_M)
+    exists = members < GROUP
+    heads = kv_head * GROUP + members
+    dims = tl.arange(0, BLOCK_D)
+    kv_len = tl.load(kv_lens + row)
+    start, visible, end = _key_range(kv_len, split, split_size, max_splits, WINDOW, BLOCK_N)
+    places = (row * NUM_HEADS + heads) * max_splits + split
+    if IN_SPLITS:
+        if start >= end:
+            tl.store(partial_totals + places, tl.zeros([BLOCK_M], tl.float32), mask=exists)
+            return
+    here = (row * NUM_HEADS + heads)[:, None] * HEAD_DIM + dims[None, :]
+    stored = exists[:, None] & (dims < HEAD_DIM)[None, :]
+    q = tl.load(query + here, mask=stored, other=0.0).to(DTYPE)
+    table = page_tables + tl.load(row_slot + row).to(tl.int64) * table_stride
+    key_pool += kv_head * head_stride
+    value_pool += kv_head * head_stride
+    output = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    highest = tl.full([BLOCK_M], LOWEST, tl.float32)
+    for first in range(start, end, BLOCK_N):
+        keys = first + tl.arange(0, BLOCK_N)
+        seen = keys < end
+        if WINDOW > 0:
+            seen = seen & (keys >= visible)
+        offsets = key_offsets(table, keys, seen, page_stride, token_stride, PAGE_SIZE)
+        k = load_tile(key_pool, offsets, seen, dims, HEAD_DIM, DTYPE)
+        v = load_tile(value_pool, offsets, seen, dims, HEAD_DIM, DTYPE)
+        output, total, highest = add_tile(
+            q, k, v, seen[None, :], output, total, highest, score_scale, SOFT_CAP
+        )
+    if IN_SPLITS:
+        store_partial(
+            partial_outputs, partial_totals, partial_highest, places, exists, dims,
+            output, total, highest, HEAD_DIM,
+        )  # fmt: skip
+    else:
+        if sinks is not None:
+            sink = tl.load(sinks + heads, mask=exists, other=0.0).to(tl.float32) * LOG2_E
+            output, total = add_sink(output, total, highest, sink)
+        output = normalised(output, total, value_scale)
+        tl.store(out + here, narrow(output, out.dtype.element_ty), mask=stored)
+
+
+def choose_max_splits(num_rows: int, num_kv_heads: int, num_processors: int) -> int:
+    """Splits that keep a GPU busy with rows of any length; for `decode_attention`."""
+    programs = PROGRAMS_PER_PROCESSOR * num_processors
+    return max(1, min(MAX_SPLITS, programs // max(1, num_rows * num_kv_heads)))
+
+
+def decode_attention(
+    query: torch.Tensor,
+    key_pool: torch.Tensor,
+    value_pool: torch.Tensor,
+    page_tables: torch.Tensor,
+    row_slot: torch.Tensor,
+    kv_lens: torch.Tensor,
+    out: torch.Tensor,
+    workspace: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: torch.Tensor | None,
+    key_scale: float,
+    value_scale: float,
+    split_size: int,
+    max_splits: int,
+) -> None:
+    """Attend from the last position of each of R rows to all keys of the row.
+
+    A row is cut into splits of `split_size` keys, or of more where `max_splits` would not do; with
+    a window, only from the tile that its first key lies in. A row's result depends on nothing else
+    in the batch.
+
+    Args:
+        query: [R, Hq, D], contiguous.
+        key_pool: [num_pages, page_size, Hkv, D]; the last dimension is contiguous; of queries'
+            dtype, or fp8.
+        value_pool: like `key_pool`, with the same strides.
+        page_tables: [slots, max_pages] int32; entries that no key lies in are not read.
+        row_slot: [R] int32.
+        kv_lens: [R] int32, the query's own key included; 0 for padding rows.
+        out: [R, Hq, D], contiguous.
+        workspace: flat float32, `workspace_elements(R, Hq, D, max_splits)`; unused for one split.
+        scale: of scores.
+        window: how many keys a query sees, its own included; None for all.
+        soft_cap: `cap * tanh(score / cap)` bounds scores; None for no bound.
+        sinks: [Hq] logits that count in the denominator only, or None.
+        key_scale: what keys of an fp8 pool are multiplied by.
+        value_scale: what values of an fp8 pool are multiplied by.
+        split_size: least number of keys in a split, a multiple of 128.
+        max_splits: see `choose_max_splits`.
+
+    Raises:
+        ValueError: an argument is not as described.
+    """
+    num_rows, num_heads, head_dim = query.shape
+    _, page_size, num_kv_heads, _ = key_pool.shape
+    check_pools(key_pool, value_pool, key_scale, value_scale, query.dtype)
+    if split_size % 128 != 0 or split_size <= 0:
+        raise ValueError(f"split_size is {split_size}, must be a positive multiple of 128")
+    block_dim = padded_head_dim(head_dim)
+    config = CONFIGS[block_dim, query.element_size()]
+    group = num_heads // num_kv_heads
+    block_rows = min(max(next_power_of_2(group), MIN_BLOCK_ROWS), MAX_BLOCK_ROWS)
+    in_splits = max_splits > 1
+    partial = (
+        partial_results(workspace, num_rows, num_heads, head_dim, max_splits)
+        if in_splits
+        else (None, None, None)
+    )
+    traits = device_traits(query.device)
+    decode_kernel[(num_kv_heads * ceil_div(group, block_rows), num_rows, max_splits)](
+        query,
+        readable(key_pool, traits),
+        readable(value_pool, traits),
+        key_pool.stride(0),
+        key_pool.stride(1),
+        key_pool.stride(2),
+        page_tables,
+        page_tables.stride(0),
+        row_slot,
+        kv_lens,
+        sinks,
+        out,
+        *partial,
+        split_size,
+        max_splits,
+        score_factor(scale, key_scale, soft_cap),
+        value_scale,
+        NUM_HEADS=num_heads,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        PAGE_SIZE=page_size,
+        WINDOW=window or 0,
+        SOFT_CAP=soft_cap or 0.0,
+        IN_SPLITS=in_splits,
+        DTYPE=OPERANDS[query.dtype],
+        BLOCK_M=block_rows,
+        BLOCK_N=config.block_keys,
+        BLOCK_D=block_dim,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    if in_splits:
+        merge(partial, sinks, None, out, max_splits, value_scale)

@@ -1,0 +1,136 @@
+"""Rows of keys and values in pages between NaN, and attention over them in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tests.kernels.triton.guards import Guards
+from trunkline.kernels.triton.launch import FP8
+
+PAGE_SIZE = 16
+EPSILON = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-20}
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Sizes of an attention layer."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What attention does besides the plain thing."""
+
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: bool = False
+    scale: float = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows with their pages; what no row owns is NaN, and so is what a window hides."""
+
+    key_pool: torch.Tensor
+    value_pool: torch.Tensor
+    page_tables: torch.Tensor
+    row_slot: torch.Tensor
+    kv_lens: torch.Tensor
+    keys: list[torch.Tensor]  # [kv_len, Hkv, D] float64 by row, scale included
+    values: list[torch.Tensor]
+    key_scale: float
+    value_scale: float
+
+
+def make_rows(
+    guards: Guards,
+    heads: Heads,
+    kv_lens: list[int],
+    dtype: torch.dtype,
+    hidden: list[int] | None = None,
+) -> Rows:
+    """Fill pools of a dtype (of fp8 with scales) with random rows.
+
+    Args:
+        guards: around every tensor.
+        heads: sizes.
+        kv_lens: of each row.
+        dtype: of the pools.
+        hidden: leading keys of each row that nothing may read.
+    """
+    num_pages = [-(-length // PAGE_SIZE) for length in kv_lens]
+    count = sum(num_pages) + 3  # page 0, and two that no row owns
+    shape = (count, PAGE_SIZE, heads.num_kv_heads, heads.head_dim)
+    pools = [guards.empty(shape, dtype) for _ in range(2)]
+    order = torch.randperm(sum(num_pages)) + 1
+    tables = torch.full((len(kv_lens) + 1, max(num_pages) + 2), count - 1, dtype=torch.int32)
+    slots = torch.randperm(len(kv_lens) + 1)[: len(kv_lens)].to(torch.int32)
+    scales = (0.75, 1.5) if dtype == FP8 else (1.0, 1.0)
+    contents: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+    for row, length in enumerate(kv_lens):
+        pages = order[sum(num_pages[:row]) :][: num_pages[row]]
+        tables[slots[row], : len(pages)] = pages
+        positions = torch.arange(length)
+        visible = positions >= (hidden[row] if hidden else 0)
+        place = (pages[positions // PAGE_SIZE][visible], (positions % PAGE_SIZE)[visible])
+        for pool, scale, content in zip(pools, scales, contents, strict=True):
+            x = torch.randn(length, heads.num_kv_heads, heads.head_dim).to(dtype)
+            # Assignment by index is not implemented for fp8.
+            _bits(pool)[place] = _bits(x)[visible]
+            content.append(x.double() * scale)
+    return Rows(
+        *pools,
+        guards.full(tables),
+        guards.full(slots),
+        guards.full(torch.tensor(kv_lens, dtype=torch.int32)),
+        *contents,
+        *scales,
+    )
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    return x.view(torch.uint8) if x.dtype == FP8 else x
+
+
+def make_sinks(guards: Guards, heads: Heads, options: Options) -> torch.Tensor | None:
+    """Logits of sinks, if there are any."""
+    return guards.full(torch.randn(heads.num_heads) * 2) if options.sinks else None
+
+
+def attend(
+    query: torch.Tensor,
+    first_position: int,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    options: Options,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Causal attention in float64 of consecutive queries [n, Hq, D] of one row."""
+    group = query.shape[1] // keys.shape[1]
+    keys = keys.double().repeat_interleave(group, 1)
+    values = values.double().repeat_interleave(group, 1)
+    scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * options.scale
+    if options.soft_cap is not None:
+        scores = options.soft_cap * torch.tanh(scores / options.soft_cap)
+    positions = first_position + torch.arange(query.shape[0])[:, None]
+    columns = torch.arange(keys.shape[0])[None, :]
+    seen = columns <= positions
+    if options.window is not None:
+        seen &= columns > positions - options.window
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is not None:
+        column = sinks.double()[:, None, None].expand(-1, query.shape[0], 1)
+        scores = torch.cat([scores, column], -1)
+    weights = scores.softmax(-1)[..., : keys.shape[0]]
+    return torch.einsum("hqk,khd->qhd", weights, values)
+
+
+def assert_close(out: torch.Tensor, expected: torch.Tensor, value_scale: float = 1.0) -> None:
+    """Equal up to the rounding of weights and results to the dtype of `out`."""
+    epsilon = EPSILON[out.dtype]
+    torch.testing.assert_close(out.double(), expected, rtol=epsilon, atol=epsilon * value_scale)

@@ -1,0 +1,78 @@
+"""Arguments of attention launches for cross-compilation; nothing reads them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from trunkline.kernels.triton.launch import FP8
+
+ROWS = 48
+MAX_SPLITS = 4
+SPLIT_SIZE = 256
+
+
+class Layer(NamedTuple):
+    """Sizes of an attention layer."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+LAYERS = (
+    Layer(32, 8, 128),  # Llama 3 8B, Qwen3 8B
+    Layer(9, 3, 64),  # SmolLM2 135M
+    Layer(32, 32, 96),  # Phi-3 mini
+    Layer(16, 8, 256),  # Gemma 2 9B
+    Layer(64, 8, 64),  # GPT-OSS
+    Layer(32, 32, 80),
+    Layer(64, 1, 128),
+)
+
+
+def integers(*shape: int) -> torch.Tensor:
+    """An uninitialised int32 tensor."""
+    return torch.empty(shape, dtype=torch.int32)
+
+
+def pools(layer: Layer, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Key and value pool, both planes of one tensor."""
+    both = torch.empty((2, 64, 16, layer.num_kv_heads, layer.head_dim), dtype=dtype)
+    return both[0], both[1]
+
+
+def kv_dtypes(dtype: torch.dtype, quick: bool) -> list[torch.dtype]:
+    """Dtypes of pools for queries of a dtype."""
+    return [dtype] if quick else [dtype, FP8]
+
+
+def options(layer: Layer, dtype: torch.dtype, window: int | None, extras: bool) -> dict[str, Any]:
+    """Keywords of the attention launchers; `extras`: soft cap and sinks."""
+    scale = 0.5 if dtype == FP8 else 1.0
+    return {
+        "scale": 0.1,
+        "window": window,
+        "soft_cap": 50.0 if extras else None,
+        "sinks": torch.empty(layer.num_heads) if extras else None,
+        "key_scale": scale,
+        "value_scale": scale,
+    }
+
+
+def matrix(quick: bool) -> list[tuple[Layer, torch.dtype, torch.dtype, int | None, bool]]:
+    """Layers, dtypes of queries and pools, windows and extras that are compiled."""
+    if quick:
+        return [(LAYERS[0], torch.bfloat16, torch.bfloat16, None, False)]
+    found = []
+    for layer in LAYERS:
+        for pool_dtype in (torch.bfloat16, FP8):
+            found.append((layer, torch.bfloat16, pool_dtype, None, False))
+        found.append((layer, torch.bfloat16, torch.bfloat16, 4096, True))
+    for layer in LAYERS[:2]:
+        found.append((layer, torch.float16, torch.float16, None, True))
+        found.append((layer, torch.float16, FP8, 4096, False))
+        found.append((layer, torch.float32, torch.float32, 128, True))
+    found.append((LAYERS[3], torch.float32, torch.float32, None, False))
+    return found
