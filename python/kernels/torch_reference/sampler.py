@@ -134,7 +134,9 @@ def _draw_random(rows: torch.Tensor, inputs: SampleInputs, which: IndexArray) ->
     cut_to_top(scaled, inputs.top_k[which], inputs.top_p[which])
     min_p = inputs.min_p[which]
     if (min_p > 0).any():
-        lowest = torch.from_numpy(np.log(np.maximum(min_p, 1e-38))).to(device)
+        # In float64: the rounded result is the same on every device.
+        least = np.maximum(min_p, np.float32(1e-38)).astype(np.float64)
+        lowest = torch.from_numpy(np.log(least).astype(np.float32)).to(device)
         lowest = torch.where(_float(min_p, device) > 0, lowest, -torch.inf)
         scaled.masked_fill_(scaled < lowest[:, None], -torch.inf)
     seed = torch.from_numpy(inputs.seed[which]).to(device)

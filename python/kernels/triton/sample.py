@@ -1,0 +1,55 @@
+"""From logits to tokens: what the runner calls, in the order of a step.
+
+    draws = draw(logits, samples, slots, adjustments)
+    note_tokens(draws.token_ids, samples.slots, last_tokens, counts)
+    wanted = log_probs(draws, samples.logit_index, request)
+
+Rules and results are those of `StepwiseBackend.sample`, with every array on the device: the same
+tokens for the same logits and seeds, bit for bit, and log-probs up to rounding. Nothing here
+synchronises; allocations and grids follow from shapes alone, so each call can be captured in a CUDA
+graph and replayed over the same addresses. What a call is *given* may differ by host knowledge: no
+`Adjustments`, `is_greedy` or no `log_probs` leave launches out that would find nothing to do.
+
+What lives on the device by slot: the plan's `opened_float`, `opened_int` and `opened_seed` records
+as tables, and for slots with penalties one *lane* of `vocabulary` int32 output counts. When such a
+slot is opened the runner gives it a lane, zeroes it and adds the known output ids; `note_tokens`
+keeps it up with the draws; the lane is free again when the slot is closed. Sparse lists (bias,
+suppressed ids) come with each step that samples for such slots.
+
+Padding rows of a captured step name a slot whose temperature is 0 and lane -1; their token is that
+of the logit position they name.
+
+Bytes per row of V logits, `group_maxima` included, against the V * 4 that must be read:
+    greedy                 1 pass
+    temperature, min-p     1 pass + the tiles that hold logits near enough to the best
+    top-k, top-p           as above, of these tiles the candidates once more, from a list
+    adjusted               2 more (read, write); counts 1 more, a mask 1/32; with bias 1 more
+    log-probs              1 more
+"""
+
+from trunkline.kernels.triton.draw import Draws, draw
+from trunkline.kernels.triton.logprobs import LogProbRequest, LogProbs, log_probs
+from trunkline.kernels.triton.penalties import (
+    Adjustments,
+    Counts,
+    Entries,
+    Masks,
+    Samples,
+    SlotTables,
+    note_tokens,
+)
+
+__all__ = [
+    "Adjustments",
+    "Counts",
+    "Draws",
+    "Entries",
+    "LogProbRequest",
+    "LogProbs",
+    "Masks",
+    "Samples",
+    "SlotTables",
+    "draw",
+    "log_probs",
+    "note_tokens",
+]
