@@ -47,7 +47,11 @@ MAX_SPLITS = 64
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """Tile of keys and pipeline of a program."""
+    """Tile of keys and pipeline of a program.
+
+    Of `num_stages`, half load page numbers and half load keys and values: 5 keep two tiles of keys
+    in flight, 3 keep one.
+    """
 
     block_keys: int
     num_warps: int
@@ -55,16 +59,16 @@ class DecodeConfig:
 
 
 CONFIGS = {  # by padded head dim and bytes of an element of queries
-    (16, 2): DecodeConfig(block_keys=128, num_warps=4, num_stages=3),
-    (32, 2): DecodeConfig(block_keys=128, num_warps=4, num_stages=3),
-    (64, 2): DecodeConfig(block_keys=128, num_warps=4, num_stages=3),
-    (128, 2): DecodeConfig(block_keys=64, num_warps=4, num_stages=3),
-    (256, 2): DecodeConfig(block_keys=32, num_warps=4, num_stages=3),
-    (16, 4): DecodeConfig(block_keys=64, num_warps=4, num_stages=2),
-    (32, 4): DecodeConfig(block_keys=64, num_warps=4, num_stages=2),
-    (64, 4): DecodeConfig(block_keys=64, num_warps=4, num_stages=2),
-    (128, 4): DecodeConfig(block_keys=32, num_warps=4, num_stages=2),
-    (256, 4): DecodeConfig(block_keys=16, num_warps=4, num_stages=2),
+    (16, 2): DecodeConfig(block_keys=128, num_warps=4, num_stages=5),
+    (32, 2): DecodeConfig(block_keys=128, num_warps=4, num_stages=5),
+    (64, 2): DecodeConfig(block_keys=128, num_warps=4, num_stages=5),
+    (128, 2): DecodeConfig(block_keys=64, num_warps=4, num_stages=5),
+    (256, 2): DecodeConfig(block_keys=32, num_warps=4, num_stages=5),
+    (16, 4): DecodeConfig(block_keys=64, num_warps=4, num_stages=3),
+    (32, 4): DecodeConfig(block_keys=64, num_warps=4, num_stages=3),
+    (64, 4): DecodeConfig(block_keys=64, num_warps=4, num_stages=3),
+    (128, 4): DecodeConfig(block_keys=32, num_warps=4, num_stages=3),
+    (256, 4): DecodeConfig(block_keys=16, num_warps=4, num_stages=3),
 }
 
 
@@ -226,11 +230,9 @@ def decode_attention(
     group = num_heads // num_kv_heads
     block_rows = min(max(next_power_of_2(group), MIN_BLOCK_ROWS), MAX_BLOCK_ROWS)
     in_splits = max_splits > 1
-    partial = (
-        partial_results(workspace, num_rows, num_heads, head_dim, max_splits)
-        if in_splits
-        else (None, None, None)
-    )
+    partial = None
+    if in_splits:
+        partial = partial_results(workspace, num_rows, num_heads, head_dim, max_splits)
     traits = device_traits(query.device)
     decode_kernel[(num_kv_heads * ceil_div(group, block_rows), num_rows, max_splits)](
         query,
@@ -245,7 +247,7 @@ def decode_attention(
         kv_lens,
         sinks,
         out,
-        *partial,
+        *(partial or (None, None, None)),
         split_size,
         max_splits,
         score_factor(scale, key_scale, soft_cap),
@@ -261,8 +263,8 @@ def decode_attention(
         BLOCK_M=block_rows,
         BLOCK_N=config.block_keys,
         BLOCK_D=block_dim,
-        num_warps=config.num_warps,
+        num_warps=config.num_warps * (2 if block_rows == MAX_BLOCK_ROWS else 1),
         num_stages=config.num_stages,
     )
-    if in_splits:
+    if partial is not None:
         merge(partial, sinks, None, out, max_splits, value_scale)

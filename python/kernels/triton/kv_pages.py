@@ -80,11 +80,12 @@ def key_offsets(table, keys, mask, page_stride, token_stride, PAGE_SIZE: tl.cons
 
     `mask`: which positions exist, or None if all do; the others get those of page 0.
     """
+    keys = keys.to(tl.uint32)  # what divides them need not care for negative ones
     if mask is None:
         pages = tl.load(table + keys // PAGE_SIZE)
     else:
         pages = tl.load(table + keys // PAGE_SIZE, mask=mask, other=0)
-    return pages.to(tl.int64) * page_stride + (keys % PAGE_SIZE) * token_stride
+    return pages.to(tl.int64) * page_stride + (keys % PAGE_SIZE).to(tl.int64) * token_stride
 
 
 @triton.jit

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-
 from tests.kernels.triton.cross_compile import Launch
 from tests.kernels.triton.kv_tensors import (
     MAX_SPLITS,
@@ -16,6 +15,7 @@ from tests.kernels.triton.kv_tensors import (
     options,
     pools,
 )
+
 from trunkline.kernels.triton.attention_parts import workspace_elements
 from trunkline.kernels.triton.decode_attention import decode_attention
 from trunkline.kernels.triton.launch import DeviceTraits

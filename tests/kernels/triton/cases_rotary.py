@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-
 from tests.kernels.triton.cross_compile import Launch
 from tests.kernels.triton.kv_tensors import LAYERS, ROWS, Layer, integers, kv_dtypes, pools
+
 from trunkline.kernels.triton.launch import DeviceTraits
 from trunkline.kernels.triton.rotary import rotate_and_write
 

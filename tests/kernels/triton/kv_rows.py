@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-
 from tests.kernels.triton.guards import Guards
+
 from trunkline.kernels.triton.launch import FP8
 
 PAGE_SIZE = 16

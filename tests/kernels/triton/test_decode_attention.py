@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 import torch
-
 from tests.kernels.triton.guards import Guards
 from tests.kernels.triton.kv_rows import (
     Heads,
@@ -14,6 +13,7 @@ from tests.kernels.triton.kv_rows import (
     make_rows,
     make_sinks,
 )
+
 from trunkline.kernels.triton.attention_parts import workspace_elements
 from trunkline.kernels.triton.decode_attention import choose_max_splits, decode_attention
 from trunkline.kernels.triton.launch import FP8, KNOWN_TRAITS, assume_device
@@ -145,13 +145,13 @@ def test_what_does_not_fit_is_refused() -> None:
 
     with pytest.raises(ValueError, match="head_dim is 512, the Triton kernels take at most 256"):
         call(head_dim=512)
-    with pytest.raises(ValueError, match="the KV pool is torch.float16"):
+    with pytest.raises(ValueError, match=r"the KV pool is torch\.float16"):
         call(pool=torch.float16)
-    with pytest.raises(ValueError, match="KV scales are 2.0 and 1.0"):
+    with pytest.raises(ValueError, match=r"KV scales are 2\.0 and 1\.0"):
         call(key_scale=2.0)
     with pytest.raises(ValueError, match="split_size is 100"):
         call(split_size=100)
-    with pytest.raises(ValueError, match="workspace is .* need flat float32 of 132"):
+    with pytest.raises(ValueError, match=r"workspace is .* need flat float32 of 132"):
         call()
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-
 from tests.kernels.triton.guards import Guards
 from tests.kernels.triton.kv_rows import EPSILON, PAGE_SIZE, Heads
+
 from trunkline.kernels.triton.launch import FP8
 from trunkline.kernels.triton.rotary import rotate_and_write
 
