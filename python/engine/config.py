@@ -104,6 +104,11 @@ class SchedulerOptions:
         minimum=1,
     )
     decode_log_interval: int = setting(40, "steps between log lines", minimum=1)
+    disable_overlap_schedule: bool = setting(
+        False,
+        "plan a step only when the one before it is committed, also where the device works by "
+        "itself (the outputs are the same)",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,7 +157,10 @@ def build(
     )
     _step_time(runner, sizes, _widths(sizes)[0])  # backends prepare much in their first step
     budget = config.scheduler.max_prefill_tokens or _measured_budget(runner, sizes, config, logger)
-    core_config = _core_config(config, checkpoint, sizes, budget)
+    core_config = replace(
+        _core_config(config, checkpoint, sizes, budget),
+        overlap_depth=0 if config.scheduler.disable_overlap_schedule else runner.overlap_depth,
+    )
     core = Core(core_config.to_json())
     grammars.wait_ready()
     facts = msgspec.structs.replace(

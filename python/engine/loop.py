@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -33,7 +34,9 @@ Bytes = npt.NDArray[np.uint8]
 Verb = Callable[[Mapping[str, object]], dict[str, object]]
 
 IDLE_BEAT_S: Final = 1.0  # an idle loop shows that it is alive this often
-MAX_FAILED_STEPS: Final = 3  # in a row; beyond it the device or the model is broken
+SETTLED_VERBS: Final = frozenset({"flush_cache"})  # refused by the core while steps are in flight
+# In a row, besides those in flight with the first; beyond it the device or the model is broken.
+MAX_FAILED_STEPS: Final = 3
 
 
 class Scheduler(Protocol):
@@ -172,6 +175,9 @@ class EngineLoop:
                 self._beat()
                 self._receive(0.0 if moved else self._patience())
                 moved = self._step()
+            for _, pending in self._in_flight:
+                with suppress(Exception):  # the runner may be closed now, and its results are lost
+                    pending.wait()
         finally:
             self._preparer.close()
 
@@ -184,13 +190,23 @@ class EngineLoop:
         """Plan and launch one step, commit the oldest that is due; False: nothing to do."""
         self._preparer.poll()
         plan = self._plan()
-        if plan is not None:
-            self._in_flight.append((plan, self._launch(plan)))
-        due = len(self._in_flight) > (self._depth if plan is not None else 0)
-        if due:
-            self._commit_oldest()
+        if plan is None:
+            moved = self._commit_oldest()
+        else:
+            moved = True
+            pending = self._launch(plan)
+            self._in_flight.append((plan, pending))
+            if isinstance(pending, Failed):
+                self._commit_all()
+            while len(self._in_flight) > self._room:
+                self._commit_oldest()
         self._log.step(idle=plan is None)
-        return plan is not None or due
+        return moved
+
+    @property
+    def _room(self) -> int:
+        """Steps that may stay in flight: none after one that failed, until another goes well."""
+        return 0 if self._failed_steps else self._depth
 
     def _plan(self) -> Plan | None:
         arena = self._arenas[0]
@@ -215,13 +231,17 @@ class EngineLoop:
             return Failed(error)
 
     def _commit_all(self) -> None:
-        while self._in_flight:
-            self._commit_oldest()
+        while self._commit_oldest():
+            continue
 
-    def _commit_oldest(self) -> None:
+    def _commit_oldest(self) -> bool:
+        """Wait for the oldest step in flight; False: there is none."""
+        if not self._in_flight:
+            return False
         result = self._result(*self._in_flight.popleft())
         self._core.commit(time.time(), result.data)
         self._send_events()
+        return True
 
     def _result(self, plan: Plan, pending: PendingResult) -> Bytes:
         """Wait for a step; when it failed as a whole, its requests fail and the others go on."""
@@ -229,7 +249,7 @@ class EngineLoop:
             result = pending.wait()
         except Exception:
             self._failed_steps += 1
-            if self._failed_steps > MAX_FAILED_STEPS:
+            if self._failed_steps > MAX_FAILED_STEPS + self._depth:
                 raise
             self._logger.exception("Step %d failed; its requests end with an error", plan.step)
             return encode_result(
@@ -291,6 +311,8 @@ class EngineLoop:
 
     def _control(self, message: Message) -> None:
         control = msgspec.msgpack.decode(message.payload, type=messages.Control)
+        if control.verb in SETTLED_VERBS:
+            self._commit_all()
         verb = self._verbs.get(control.verb)
         try:
             if verb is None:

@@ -81,7 +81,6 @@ COMPAT_FLAGS: Final = (
     _always("enable-cache-report", "usage always reports cached tokens"),
     _always("enable-response-store", "responses are stored (see --response-store-bytes)"),
     _always("enable-mixed-chunk", "prompts and running requests always share steps"),
-    _always("disable-overlap-schedule", "a step is planned when the last one is committed"),
     _always("disable-cuda-graph", _GRAPHS),
     _always("disable-cuda-graph-padding", _GRAPHS),
     _always("disable-custom-all-reduce", "there is one device"),

@@ -62,6 +62,7 @@ ACCEPTED = [
     (["--batch-choices-object"], "batch_choices_object", True),
     (["--json-model-override-args", '{"a": 1}'], "json_model_override_args", '{"a": 1}'),
     (["--disable-radix-cache"], "disable_radix_cache", True),
+    (["--disable-overlap-schedule"], "disable_overlap_schedule", True),
     (["--no-disable-radix-cache"], "disable_radix_cache", False),
     (["--page-size", "1"], "page_size", 1),
     (["--max-queued-requests", "5"], "max_queued_requests", 5),
@@ -72,7 +73,6 @@ ACCEPTED = [
     (["--load-balance-method", "shortest_queue"], "load_balance_method", "shortest_queue"),
 ]
 FINE = [
-    ["--disable-overlap-schedule"],
     ["--tokenizer-mode", "auto"],
     ["--kv-cache-dtype", "auto"],
     ["--tp-size", "1"],

@@ -2,7 +2,8 @@
 
 `MaskSource` fills the masks of a step, and takes the step's tokens before the loop commits them;
 `constrained_runner.py` says when. Matchers live as long as a slot is open; a sequence that comes
-back after a retraction brings its outputs, and its matcher is built again from them.
+back after a retraction brings its outputs, and its matcher is built again from them; one that only
+starts anew in its slot, because it went on differently than planned, goes on with its matcher.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -66,7 +67,7 @@ class ConstrainedSequence:
     recent: deque[int]  # the last outputs, while the constraint has not begun
     effort: Effort  # of its request
     starts_after: tuple[int, ...] = ()
-    num_outputs: int = 0
+    outputs: list[int] = field(default_factory=list)
     started: bool = True
     violated: bool = False
     has_ended: bool = False  # its grammar has: nothing can follow
@@ -81,7 +82,7 @@ class ConstrainedSequence:
     @property
     def next_position(self) -> int:
         """Where the token after its outputs is."""
-        return self.prompt_len + self.num_outputs
+        return self.prompt_len + len(self.outputs)
 
     @property
     def row_error(self) -> int:
@@ -116,13 +117,14 @@ class MaskSource:
 
     def update(self, plan: Plan) -> None:
         """Close and open slots as the plan says."""
-        left = [self._slots.pop(slot, None) for slot in plan.closed_slots.tolist()]
+        closed = plan.closed_slots.tolist()
+        left = {slot: self._slots.pop(slot) for slot in closed if slot in self._slots}
         flags = plan.opened_int[:, OPEN_FLAGS] & FLAG_GRAMMAR
-        for index in np.flatnonzero(flags).tolist():
-            self._slots[int(plan.opened_slots[index])] = self._opened(plan, index)
-        for index in np.flatnonzero(flags == 0).tolist():
-            self._slots.pop(int(plan.opened_slots[index]), None)
-        ended = [sequence.request for sequence in left if sequence is not None]
+        for index, slot in enumerate(plan.opened_slots.tolist()):
+            self._slots.pop(slot, None)
+            if flags[index]:
+                self._slots[slot] = self._opened(plan, index, left.get(slot))
+        ended = [one.request for slot, one in left.items() if self._slots.get(slot) is not one]
         if ended:
             self._requests.ended(ended)
 
@@ -195,9 +197,15 @@ class MaskSource:
             _insert(sections, firsts + counts, forced)
         return encode_result(plan.step, sections)
 
-    def _opened(self, plan: Plan, index: int) -> ConstrainedSequence:
+    def _opened(
+        self, plan: Plan, index: int, left: ConstrainedSequence | None
+    ) -> ConstrainedSequence:
+        """The sequence that enters a slot; `left` is the one that has just left it."""
         ints, floats = plan.opened_int[index], plan.opened_float[index]
         request = int(ints[GRAMMAR_REQUEST].view(np.int64)[0])
+        outputs = plan.output_ids[slice(*plan.output_offsets[index : index + 2].tolist())].tolist()
+        if left is not None and left.request == request and left.outputs == outputs:
+            return left
         constraint = self._requests.of(request)
         after = constraint.starts_after
         suppressed = slice(*plan.suppressed_offsets[index : index + 2].tolist())
@@ -215,8 +223,7 @@ class MaskSource:
             starts_after=after,
             started=not after,
         )
-        outputs = slice(*plan.output_offsets[index : index + 2].tolist())
-        for token in plan.output_ids[outputs].tolist():
+        for token in outputs:
             self._take_one(sequence, token)
         return sequence
 
@@ -236,7 +243,7 @@ class MaskSource:
 
     def _goes_on(self, sequence: ConstrainedSequence, token_id: int) -> bool:
         """Count an output; whether it is one for the matcher."""
-        sequence.num_outputs += 1
+        sequence.outputs.append(token_id)
         sequence.effort.add_token()
         if sequence.violated:
             return False
@@ -308,7 +315,7 @@ class MaskSource:
 
     def _adjust(self, mask: IntArray, sequence: ConstrainedSequence) -> None:
         """Hold the suppressed ids back where that leaves others; see to dead ends."""
-        if sequence.num_outputs < sequence.min_tokens and sequence.suppressed.size:
+        if len(sequence.outputs) < sequence.min_tokens and sequence.suppressed.size:
             kept = mask.copy()
             _forbid(kept, sequence.suppressed)
             if kept.any():

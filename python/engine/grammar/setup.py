@@ -51,8 +51,9 @@ class Grammars:
         self.compiler.call_on_outcome(wake)
         cache = GrammarCache(self.options.grammar_cache_bytes)
         constraints = Constraints(core, self.compiler, cache)
-        # A row that forced tokens follow voids those planned after it.
-        jump_forward = overlap_depth == 0 and not self.options.disable_jump_forward
+        # Forced tokens void the sequence's next sample in flight; with two, the second would look
+        # like one that is drawn after them.
+        jump_forward = overlap_depth <= 1 and not self.options.disable_jump_forward
         masks = MaskSource(self.backend, constraints, self.vocabulary, jump_forward=jump_forward)
         return constraints, ConstrainedRunner(runner, masks)
 
