@@ -24,8 +24,8 @@ from trunkline.kernels import (
     StepInputs,
     StepwiseBackend,
 )
+from trunkline.kernels.plan_checks import check_plan, within
 from trunkline.plan import (
-    ADAPTER,
     LOGIT_POOLED,
     ROW_FAILED,
     ROW_NOT_FINITE,
@@ -78,7 +78,7 @@ class OperationProgram:
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> None:
-        self._check(plan)
+        check_plan(plan, self._sizes)
         self._sampling.update(plan)
         self._apply_page_writes(plan)
         self._move_pages(plan)
@@ -131,35 +131,6 @@ class OperationProgram:
         )
         return Finished(block)
 
-    def _check(self, plan: Plan) -> None:
-        sizes = self._sizes
-        slots = sizes.num_slots
-        pages = sizes.kv.num_pages
-        kv_lens = plan.row_computed_len + plan.row_query_len
-        moved = plan.page_moves
-        checks: tuple[tuple[bool | npt.NDArray[np.bool_], str], ...] = (
-            (plan.opened_int[:, ADAPTER] == 0, "adapters are not supported"),
-            (moved[:, [0, 2, 5]] == 0, "page moves between tiers are not supported"),
-            (plan.page_writes[:, 0] == 0, "only cache group 0 exists"),
-            (_within(plan.row_slot, 0, slots), f"row slots must be below {slots}"),
-            (_within(plan.sample_slot, 0, slots), f"sample slots must be below {slots}"),
-            (_within(plan.page_writes[:, 1], 0, slots), f"slots must be below {slots}"),
-            (_within(plan.page_writes[:, 3], 1, pages), f"pages must be in 1..{pages}"),
-            (_within(moved[:, [1, 3]], 1, pages), f"moved pages must be in 1..{pages}"),
-            (_within(moved[:, 4], 0, sizes.kv.page_size + 1), "a move exceeds its page"),
-            (
-                _within(plan.page_writes[:, 2], 0, self._page_tables.shape[1]),
-                f"page index beyond max_context_len {sizes.max_context_len}",
-            ),
-            (
-                _within(kv_lens, 1, sizes.max_context_len + 1),
-                f"a row exceeds max_context_len {sizes.max_context_len}",
-            ),
-        )
-        for fine, message in checks:
-            if not np.all(fine):
-                raise ValueError(f"step {plan.step}: {message}")
-
     def _apply_page_writes(self, plan: Plan) -> None:
         slots, indices, pages = (
             plan.page_writes[:, 1],
@@ -184,7 +155,7 @@ class OperationProgram:
 
     def _token_ids(self, plan: Plan) -> tuple[torch.Tensor, npt.NDArray[np.bool_]]:
         """The step's input ids on the device, and which of them the vocabulary does not have."""
-        unknown = ~_within(plan.token_ids, 0, self._model.config.vocab_size)
+        unknown = ~within(plan.token_ids, 0, self._model.config.vocab_size)
         ids = np.where(unknown, 0, plan.token_ids).astype(np.int64)
         token_ids = torch.from_numpy(ids).to(self._last_tokens.device)
         from_device = np.flatnonzero(plan.row_token_source == SOURCE_LAST_SAMPLED)
@@ -212,11 +183,6 @@ class OperationProgram:
         values = np.zeros(plan.sample_slot.size, np.float32)
         values[rows] = outputs.sampled_logprobs
         return values
-
-
-def _within(values: IntArray, low: int, high: int) -> npt.NDArray[np.bool_]:
-    """Whether values lie in `low..high`, `high` excluded."""
-    return (values >= low) & (values < high)
 
 
 def _token_rows(plan: Plan) -> npt.NDArray[np.int64]:
