@@ -7,7 +7,7 @@ says what to compute.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from trunkline.engine.checkpoint import Checkpoint
 from trunkline.engine.models.loading import load_model
 from trunkline.engine.operation_program import OperationProgram
 from trunkline.kernels import (
+    BackendOptions,
     KvSpec,
     PendingResult,
     ProgramBackend,
@@ -46,6 +47,7 @@ class RunnerOptions:
     device: str = "cpu"
     dtype: str = "auto"
     backend: str | None = None
+    computation: BackendOptions = field(default_factory=BackendOptions)
     page_size: int = 16
     num_pages: int
     max_running_requests: int
@@ -94,7 +96,7 @@ class Runner:
         self.options = options
         self.config = config
         self.dtype = resolve_dtype(options.dtype, config.dtype, device)
-        self.backend = select_backend(device, self.dtype, options.backend)
+        self.backend = select_backend(device, self.dtype, options.backend, options.computation)
         with torch.inference_mode():
             self.model = load_model(
                 checkpoint, self.backend, options.max_context_len, options.progress

@@ -216,6 +216,27 @@ class ProgramSizes:
     max_context_len: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendOptions:
+    """What a user may choose about how a backend computes; one that cannot do it refuses it.
+
+    Attributes:
+        attention: kernels that attend: auto, flashinfer, triton.
+        kv_dtype: how keys and values are stored: auto (as activations are), fp8_e4m3.
+        quantization: of linears' weights, when they are loaded: none, fp8.
+        deterministic: bits never depend on batch, chunk or step. Backends of which that is always
+            true take either value.
+        max_graph_batch: rows of the largest decode step that is captured as a CUDA graph; 0: none
+            is. It changes no result.
+    """
+
+    attention: str = "auto"
+    kv_dtype: str = "auto"
+    quantization: str = "none"
+    deterministic: bool = False
+    max_graph_batch: int = 0
+
+
 class ForwardOutputs(Protocol):
     """What a model's forward pass yields."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 
-from trunkline.kernels.interface import ProgramBackend, StepwiseBackend
+from trunkline.kernels.interface import BackendOptions, ProgramBackend, StepwiseBackend
 from trunkline.kernels.torch_reference.backend import TorchBackend
 
 
@@ -18,35 +20,85 @@ class BackendEntry:
     name: str
     priority: int
     supports: Callable[[torch.device, torch.dtype], bool]
-    create: Callable[[torch.device, torch.dtype], StepwiseBackend | ProgramBackend]
+    create: Callable[[torch.device, torch.dtype, BackendOptions], StepwiseBackend | ProgramBackend]
 
 
 def _supports_cpu(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cpu" and dtype in (torch.bfloat16, torch.float32)
 
 
-def _create_cpu(device: torch.device, dtype: torch.dtype) -> ProgramBackend:
+def _create_cpu(
+    device: torch.device, dtype: torch.dtype, options: BackendOptions
+) -> ProgramBackend:
     # Only who uses the kernels needs the extension.
     from trunkline.kernels.cpu import CpuBackend
 
+    _refuse_device_options("cpu", options)
     return CpuBackend(device, dtype)
+
+
+def _create_torch(
+    device: torch.device, dtype: torch.dtype, options: BackendOptions
+) -> StepwiseBackend:
+    _refuse_device_options("torch", options)
+    return TorchBackend(device, dtype)
+
+
+def _refuse_device_options(name: str, options: BackendOptions) -> None:
+    """Refuse what only the CUDA backend has; both others are deterministic anyway."""
+    for flag, value, neutral in (
+        ("attention_backend", options.attention, "auto"),
+        ("kv_cache_dtype", options.kv_dtype, "auto"),
+        ("quantization", options.quantization, "none"),
+    ):
+        if value != neutral:
+            raise ValueError(
+                f"{flag} {value} is for CUDA devices; the {name} backend takes {neutral}"
+            )
+
+
+def _supports_cuda(device: torch.device, dtype: torch.dtype) -> bool:
+    return device.type == "cuda" and dtype in TRITON_DTYPES and find_spec("triton") is not None
+
+
+def _supports_interpreter(device: torch.device, dtype: torch.dtype) -> bool:
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    return device.type == "cpu" and interpreted and dtype in TRITON_DTYPES
+
+
+def _create_triton(
+    device: torch.device, dtype: torch.dtype, options: BackendOptions
+) -> ProgramBackend:
+    # Only who uses the kernels needs Triton.
+    from trunkline.kernels.triton.backend import TritonBackend
+
+    return TritonBackend(device, dtype, options)
+
+
+TRITON_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 BACKENDS: tuple[BackendEntry, ...] = (
     BackendEntry(
-        name="torch", priority=0, supports=lambda _device, _dtype: True, create=TorchBackend
+        name="torch", priority=0, supports=lambda _device, _dtype: True, create=_create_torch
     ),
     BackendEntry(name="cpu", priority=10, supports=_supports_cpu, create=_create_cpu),
+    BackendEntry(name="triton", priority=20, supports=_supports_cuda, create=_create_triton),
+    # Kernels run in an interpreter there, for tests: below the reference, so by name only.
+    BackendEntry(name="triton", priority=-1, supports=_supports_interpreter, create=_create_triton),
 )
 
 
 def select_backend(
-    device: torch.device, dtype: torch.dtype, name: str | None = None
+    device: torch.device,
+    dtype: torch.dtype,
+    name: str | None = None,
+    options: BackendOptions = BackendOptions(),  # noqa: B008 (it is frozen)
 ) -> StepwiseBackend | ProgramBackend:
     """Create the best backend for a device and dtype, or the one called `name`.
 
     Raises:
-        ValueError: there is no such backend, or it does not support them.
+        ValueError: there is no such backend, or it does not support them or an option.
     """
     fitting = [
         entry
@@ -54,8 +106,8 @@ def select_backend(
         if entry.supports(device, dtype) and (name is None or entry.name == name)
     ]
     if not fitting:
-        known = ", ".join(entry.name for entry in BACKENDS)
+        known = ", ".join(dict.fromkeys(entry.name for entry in BACKENDS))
         raise ValueError(
             f"no kernel backend {name or ''!r} for device {device} and {dtype}; known: {known}"
         )
-    return max(fitting, key=lambda entry: entry.priority).create(device, dtype)
+    return max(fitting, key=lambda entry: entry.priority).create(device, dtype, options)
