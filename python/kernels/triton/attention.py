@@ -1,0 +1,177 @@
+"""Which kernels attend: FlashInfer where it can, else Triton's; one order of sums if asked for."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+import torch
+
+from trunkline.kernels.interface import AttentionSpec, BackendOptions
+from trunkline.kernels.triton.attention_parts import workspace_elements
+from trunkline.kernels.triton.batch import DeviceBatch, HostRows
+from trunkline.kernels.triton.decode_attention import choose_max_splits, decode_attention
+from trunkline.kernels.triton.launch import device_traits
+from trunkline.kernels.triton.prompt_attention import prompt_attention
+from trunkline.kernels.triton.unified_attention import unified_attention
+from trunkline.kernels.triton.weights import SinksWeight
+
+ATTENTION_BACKENDS = ("auto", "flashinfer", "triton")
+SPLIT_SIZE = 256  # least number of keys in a split: fewer do not pay for their merge
+KV_SCALE = 1.0  # of fp8 pools
+
+logger = logging.getLogger(__name__)
+
+
+class Attention(Protocol):
+    """Attends over the pool, which already holds the step's own keys and values."""
+
+    name: str
+    # Rows of one token that come first are given apart from the others; else all are alike.
+    separates_decode: bool
+
+    def prepare(self, batch: DeviceBatch, rows: HostRows) -> None:
+        """Before each forward pass, also before one that is replayed.
+
+        Args:
+            batch: the step; in a replayed one, of the bucket's size.
+            rows: its rows, without padding.
+        """
+
+    def attend(
+        self, query: torch.Tensor, spec: AttentionSpec, batch: DeviceBatch, out: torch.Tensor
+    ) -> None:
+        """Attend causally; `query` and `out` are `[tokens, heads, head_dim]`."""
+
+
+class TritonAttention:
+    """One kernel for rows of one token, split over their keys, and one for all others."""
+
+    name = "triton"
+    separates_decode = True
+
+    def prepare(self, batch: DeviceBatch, rows: HostRows) -> None:
+        pass
+
+    def attend(
+        self, query: torch.Tensor, spec: AttentionSpec, batch: DeviceBatch, out: torch.Tensor
+    ) -> None:
+        keys, values = batch.pool.keys[spec.layer], batch.pool.values[spec.layer]
+        decode = batch.num_decode_rows
+        if decode:
+            traits = device_traits(query.device)
+            splits = choose_max_splits(decode, spec.num_kv_heads, traits.num_processors)
+            decode_attention(
+                query[:decode],
+                keys,
+                values,
+                batch.page_tables,
+                batch.row_slot[:decode],
+                batch.kv_lens[:decode],
+                out[:decode],
+                _workspace(query[:decode], splits),
+                scale=_scale(spec),
+                window=spec.window,
+                soft_cap=spec.soft_cap,
+                sinks=_sinks(spec),
+                key_scale=KV_SCALE,
+                value_scale=KV_SCALE,
+                split_size=SPLIT_SIZE,
+                max_splits=splits,
+            )
+        if query.shape[0] > decode:
+            prompt_attention(
+                query[decode:],
+                keys,
+                values,
+                batch.page_tables,
+                batch.row_slot[decode:],
+                batch.kv_lens[decode:],
+                batch.query_start,
+                batch.query_lens,
+                out[decode:],
+                scale=_scale(spec),
+                window=spec.window,
+                soft_cap=spec.soft_cap,
+                sinks=_sinks(spec),
+                key_scale=KV_SCALE,
+                value_scale=KV_SCALE,
+                max_query_len=batch.max_query_len,
+            )
+
+
+class UnifiedAttention:
+    """One kernel for every row: a token's sums have one order, whatever the step looks like."""
+
+    name = "unified"
+    separates_decode = False
+
+    def prepare(self, batch: DeviceBatch, rows: HostRows) -> None:
+        pass
+
+    def attend(
+        self, query: torch.Tensor, spec: AttentionSpec, batch: DeviceBatch, out: torch.Tensor
+    ) -> None:
+        unified_attention(
+            query,
+            batch.pool.keys[spec.layer],
+            batch.pool.values[spec.layer],
+            batch.page_tables,
+            batch.row_slot,
+            batch.kv_lens,
+            batch.query_start,
+            batch.query_lens,
+            out,
+            scale=_scale(spec),
+            window=spec.window,
+            soft_cap=spec.soft_cap,
+            sinks=_sinks(spec),
+            key_scale=KV_SCALE,
+            value_scale=KV_SCALE,
+            max_query_len=batch.max_query_len,
+        )
+
+
+def create_attention(
+    device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, options: BackendOptions
+) -> Attention:
+    """Choose by options and capability: flashinfer, then triton.
+
+    Raises:
+        ValueError: the option is unknown, or FlashInfer is asked for and cannot run here.
+    """
+    wanted = options.attention
+    if wanted not in ATTENTION_BACKENDS:
+        raise ValueError(
+            f"attention_backend {wanted!r} is not supported by the triton backend; known: "
+            f"{', '.join(ATTENTION_BACKENDS)}"
+        )
+    if options.deterministic:
+        if wanted == "flashinfer":
+            raise ValueError("FlashInfer's order of sums varies: it is not deterministic")
+        return UnifiedAttention()
+    if wanted == "triton":
+        return TritonAttention()
+    from trunkline.kernels import flashinfer
+
+    reason = flashinfer.why_not(device, dtype)
+    if reason is None:
+        return flashinfer.FlashInferAttention(device, dtype, kv_dtype, TritonAttention())
+    if wanted == "flashinfer":
+        raise ValueError(f"attention_backend flashinfer cannot be used: {reason}")
+    logger.info("Attention by Triton, not FlashInfer: %s", reason)
+    return TritonAttention()
+
+
+def _workspace(query: torch.Tensor, splits: int) -> torch.Tensor:
+    rows, heads, head_dim = query.shape
+    elements = workspace_elements(rows, heads, head_dim, splits)
+    return query.new_empty(elements, dtype=torch.float32)
+
+
+def _scale(spec: AttentionSpec) -> float:
+    return float(spec.head_dim**-0.5) if spec.scale is None else spec.scale
+
+
+def _sinks(spec: AttentionSpec) -> torch.Tensor | None:
+    return spec.sinks.scores if isinstance(spec.sinks, SinksWeight) else None

@@ -1,0 +1,34 @@
+"""The KV pool of the device: [layers, pages, page size, kv heads, head dim], keys and values."""
+
+from __future__ import annotations
+
+import torch
+
+from trunkline.kernels.interface import KvSpec
+
+
+class DeviceKvPool:
+    """Keys and values of all layers. Page 0 is never read: padding rows have no length."""
+
+    def __init__(self, spec: KvSpec, dtype: torch.dtype, device: torch.device) -> None:
+        shape = (
+            spec.num_layers,
+            spec.num_pages,
+            spec.page_size,
+            spec.num_kv_heads,
+            spec.head_dim,
+        )
+        self.spec = spec
+        # Zeros: what a row does not reach is multiplied by a weight of 0, and must not be NaN.
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all layers."""
+        return self.num_bytes // self.spec.num_pages
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the pool."""
+        return self.keys.nbytes + self.values.nbytes

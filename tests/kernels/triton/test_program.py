@@ -1,0 +1,232 @@
+"""Whole models through the Triton backend, against the reference backend.
+
+Schedules are a naive driver's: prompts whole and in chunks, batches that change, prefixes from the
+cache. Decode steps run in padded buckets, as the captured ones of a GPU do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.kernels.driver import Driver, Sequence
+from tests.kernels.plan_builder import Params
+from tests.kernels.tiny import FAMILIES, memory_checkpoint, tiny_runner
+
+from trunkline.engine.runner import Runner
+from trunkline.kernels import BackendOptions
+from trunkline.plan import ROW_FAILED
+
+TOP_N = 3
+# Of log-probs: float32 sums in another order; bfloat16 rounds activations at every layer.
+TOLERANCES = {"float32": 1e-4, "bfloat16": 0.15}
+SAMPLED = Params(temperature=0.9, top_p=0.95, top_k=50, seed=7)
+PENALISED = replace(SAMPLED, frequency=0.5, presence=0.2, repetition=1.2, seed=8)
+
+
+@cache
+def triton_runner(family: str, dtype: str = "float32", **options: Any) -> Runner:
+    computation = BackendOptions(**{"max_graph_batch": 4, "attention": "triton", **options})
+    made = memory_checkpoint(family)
+    return tiny_runner(made, dtype=dtype, backend="triton", computation=computation)
+
+
+@cache
+def reference_runner(family: str, dtype: str = "float32") -> Runner:
+    return tiny_runner(memory_checkpoint(family), dtype=dtype, backend="torch")
+
+
+def prompts(lengths: tuple[int, ...], seed: int = 5) -> list[list[int]]:
+    generator = np.random.default_rng(seed)
+    return [generator.integers(0, 199, length).tolist() for length in lengths]
+
+
+def sequences(lengths: tuple[int, ...]) -> list[Sequence]:
+    """Greedy, sampled and penalised in turn."""
+    params = (Params(), SAMPLED, PENALISED)
+    return [Sequence(p, params[i % 3]) for i, p in enumerate(prompts(lengths))]
+
+
+def agree(got: list[Sequence], expected: list[Sequence], tolerance: float) -> None:
+    for one, other in zip(got, expected, strict=True):
+        assert one.errors == []
+        assert one.output == other.output
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=tolerance)
+        for tops, others in zip(one.tops, other.tops, strict=True):
+            values = [value for _, value in tops]
+            np.testing.assert_allclose(values, [value for _, value in others], atol=tolerance)
+            assert [token for token, _ in tops] == [token for token, _ in others]
+
+
+def reference(family: str, lengths: tuple[int, ...], num_tokens: int) -> list[Sequence]:
+    made = sequences(lengths)
+    Driver(reference_runner(family), TOP_N).generate(made, num_tokens)
+    return made
+
+
+def same_bits(left: Sequence, right: Sequence) -> bool:
+    return (left.output, left.logprobs, left.tops) == (right.output, right.logprobs, right.tops)
+
+
+def test_prompts_in_chunks_and_decode_steps_in_buckets() -> None:
+    lengths = (3, 20, 1)
+    got = sequences(lengths)
+    Driver(triton_runner("qwen3"), TOP_N).generate(got, 3, chunk=11)
+    agree(got, reference("qwen3", lengths, 3), TOLERANCES["float32"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("chunk", [None, 17])
+def test_every_family(family: str, chunk: int | None) -> None:
+    lengths = (60, 1, 17, 33, 16)
+    got = sequences(lengths)
+    Driver(triton_runner(family), TOP_N).generate(got, 5, chunk=chunk)
+    agree(got, reference(family, lengths, 5), TOLERANCES["float32"])
+
+
+@pytest.mark.slow
+def test_bfloat16() -> None:
+    """Greedy tokens of both agree where the reference is sure of them."""
+    got, expected = [[Sequence(p) for p in prompts((30, 5))] for _ in range(2)]
+    Driver(triton_runner("llama", "bfloat16"), TOP_N).generate(got, 4)
+    Driver(reference_runner("llama", "bfloat16"), TOP_N).generate(expected, 4)
+    for one, other in zip(got, expected, strict=True):
+        assert one.output[0] == other.output[0]
+        best = abs(one.logprobs[0] - other.logprobs[0])
+        assert best < TOLERANCES["bfloat16"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_prefixes_from_the_cache(deterministic: bool) -> None:
+    """Whole pages shared, and part of a page copied from a donor."""
+    runner = triton_runner("llama", deterministic=deterministic)
+    driver = Driver(runner, TOP_N)
+    donors, requests = sequences((40,)), sequences((40,))
+    driver.generate(donors, 3)
+    driver.share_prefix(donors[0], requests[0], 37)
+    driver.generate(requests, 3)
+    agree(requests, reference("llama", (40,), 3), TOLERANCES["float32"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "qwen2-mixed-window"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_deterministic_bits(family: str, dtype: str) -> None:
+    """Alone, batched, in chunks, token by token and behind a cached prefix."""
+    runner = triton_runner(family, dtype, deterministic=True)
+    lengths = (37, 5, 18)
+    alone = sequences(lengths)
+    for sequence in alone:
+        Driver(runner, TOP_N).generate([sequence], 4)
+    for chunk in (None, 11, 1):
+        together = sequences(lengths)
+        Driver(runner, TOP_N).generate(together, 4, chunk=chunk)
+        for one, other in zip(alone, together, strict=True):
+            assert same_bits(one, other), chunk
+    driver = Driver(runner, TOP_N)
+    donors, cached = sequences(lengths), sequences(lengths)
+    driver.generate(donors, 4)
+    driver.share_prefix(donors[0], cached[0], 35)
+    driver.generate(cached, 4)
+    assert same_bits(alone[0], cached[0])
+
+
+@pytest.mark.slow
+def test_graphs_change_nothing() -> None:
+    """Buckets with padding rows, exact buckets, and none."""
+    runs = []
+    for largest in (0, 2, 8):
+        made = sequences((9, 4, 12))
+        runner = triton_runner("llama", max_graph_batch=largest)
+        Driver(runner, TOP_N).generate(made, 4)
+        runs.append(made)
+    for made in runs[1:]:
+        agree(made, runs[0], TOLERANCES["float32"])
+
+
+def test_plain_draws_of_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without log-probs, penalties or masks the bucket's own draw is all that is launched."""
+    runner = triton_runner("llama")
+    driver = PlainDriver(runner, 0)
+    got = [Sequence(p, Params(temperature=0.8, seed=i)) for i, p in enumerate(prompts((4, 7, 2)))]
+    expected = [Sequence(s.prompt, s.params) for s in got]
+    rows = [(s, len(s.prompt)) for s in got]
+    for sequence in got:
+        driver.open(sequence)
+    driver.step(rows)
+    monkeypatch.setattr(runner._program._sampler, "draw", None)  # type: ignore[attr-defined]
+    driver.step([(s, 1) for s in got])
+    driver.step([(s, 1) for s in got[:2]])
+    PlainDriver(reference_runner("llama"), 0).generate(expected, 3)
+    assert [s.output for s in got[:2]] == [s.output for s in expected[:2]]
+    assert got[2].output == expected[2].output[:2]
+
+
+class PlainDriver(Driver):
+    """Wants no log-probs."""
+
+    def _add_row(self, fields: dict[str, list[Any]], sequence: Sequence, count: int) -> bool:
+        is_sampled = super()._add_row(fields, sequence, count)
+        if is_sampled:
+            fields["sample_flags"][-1] = 0
+        return is_sampled
+
+    def _take(
+        self,
+        rows: list[tuple[Sequence, int]],
+        sampled: list[Sequence],
+        result: dict[str, np.ndarray],
+    ) -> None:
+        assert result["row_errors"].size == 0
+        for sequence, token in zip(sampled, result["token_ids"].tolist(), strict=True):
+            sequence.output.append(token)
+            sequence.sampled = True
+
+
+def test_ids_beyond_the_vocabulary_fail_their_row_alone() -> None:
+    runner = triton_runner("llama")
+    good, bad = Sequence([3, 4]), Sequence([3, 199])
+    driver = Driver(runner, 0)
+    for sequence in (good, bad):
+        driver.open(sequence)
+    result = driver.step([(good, 2), (bad, 2)])
+    assert result["row_errors"].tolist() == [0, ROW_FAILED]
+
+
+@pytest.mark.slow
+def test_rows_that_are_not_finite_end_alone() -> None:
+    made = memory_checkpoint("llama")
+    made.weights["model.embed_tokens.weight"][7] = torch.nan
+    options = BackendOptions(max_graph_batch=4, attention="triton")
+    driver = Driver(tiny_runner(made, backend="triton", computation=options), 0)
+    good, bad = Sequence([3, 4, 5]), Sequence([3, 7, 5])
+    for sequence in (good, bad):
+        driver.open(sequence)
+    result = driver.step([(good, 3), (bad, 3)])
+    assert result["row_errors"].tolist() == [0, 1]
+    expected = Sequence([3, 4, 5])
+    Driver(reference_runner("llama"), 0).generate([expected], 1)
+    assert good.output == expected.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention": "flashinfer"}, "flashinfer cannot be used: it needs a CUDA device"),
+        ({"attention": "fa4"}, "known: auto, flashinfer, triton"),
+        ({"kv_dtype": "int4"}, "known: auto, fp8_e4m3"),
+        ({"quantization": "awq"}, "known: none, fp8"),
+        ({"quantization": "fp8"}, "multiples of 16, but gate_proj"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, str], message: str) -> None:
+    made = memory_checkpoint("llama")
+    made.config = replace(made.config, intermediate_size=72)
+    with pytest.raises(ValueError, match=message):
+        tiny_runner(made, backend="triton", computation=BackendOptions(**options))
