@@ -48,6 +48,39 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KernelOptions:
+    """How the model is computed."""
+
+    attention_backend: str = setting(
+        "auto",
+        "kernels that attend: on CUDA flashinfer where it is installed and fits, else triton "
+        "(auto); torch_native: the reference backend, slow, on any device",
+        choices=("auto", "flashinfer", "triton", "torch_native"),
+    )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "how keys and values are stored; auto: as activations are; fp8_e4m3: CUDA only",
+        choices=("auto", "fp8_e4m3"),
+    )
+    quantization: str = setting(
+        "none",
+        "quantise linears when they are loaded; fp8: CUDA only (compute capability 9.0 or newer)",
+        choices=("none", "fp8"),
+    )
+    enable_deterministic_inference: bool = setting(
+        False,
+        "CUDA: a request's tokens do not depend on what else runs; slower (elsewhere always so)",
+    )
+    disable_cuda_graph: bool = setting(False, "CUDA: launch the kernels of every step one by one")
+    cuda_graph_max_bs: int | None = setting(
+        None,
+        "CUDA: rows of the largest decode step that is captured as a graph; default: 256, on "
+        "devices below 80 GiB 160",
+        minimum=1,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOptions:
     """The KV pool and the prefix cache."""
 
@@ -165,6 +198,7 @@ class EngineConfig:
     """
 
     model: ModelOptions = field(default_factory=ModelOptions)
+    kernels: KernelOptions = field(default_factory=KernelOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     grammar: GrammarOptions = field(default_factory=GrammarOptions)

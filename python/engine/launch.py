@@ -21,6 +21,7 @@ from trunkline._core import Core
 from trunkline.engine import env_vars, resources
 from trunkline.engine.channel import Port
 from trunkline.engine.checkpoint import Checkpoint
+from trunkline.engine.computation import computation
 from trunkline.engine.config import EngineConfig, flat_settings
 from trunkline.engine.core_config import CoreConfig
 from trunkline.engine.grammar.setup import Grammars, NoGrammars, start_grammars
@@ -138,7 +139,7 @@ def build(
     started_at = time.monotonic()
     logger = logger or logging.getLogger(__name__)
     checkpoint = checkpoint or open_checkpoint(config.model)
-    sizes = _sizes(config, checkpoint, share)
+    sizes = _sizes(config, checkpoint, share, logger)
     grammars = start_grammars(
         config.grammar,
         checkpoint.tokenizer,
@@ -221,7 +222,9 @@ class _Sizes:
     pool_tokens: int
 
 
-def _sizes(config: EngineConfig, checkpoint: Checkpoint, share: Share) -> _Sizes:
+def _sizes(
+    config: EngineConfig, checkpoint: Checkpoint, share: Share, logger: logging.Logger
+) -> _Sizes:
     resources.check_queue_order(config.scheduler)
     model = checkpoint.config
     device = resolve_device(config.model.device, share)
@@ -230,20 +233,31 @@ def _sizes(config: EngineConfig, checkpoint: Checkpoint, share: Share) -> _Sizes
     free = _free_bytes(device)
     if on_host and share.host_bytes is not None:
         free = min(free, share.host_bytes)
-    memory = resources.Memory(
-        free=free,
-        weights=resources.weight_bytes(model, dtype.itemsize),
-        per_token=resources.kv_token_bytes(model, dtype.itemsize),
-        on_host=on_host,
-        num_engines=share.count if on_host else 1,
-    )
+    chosen = computation(config.kernels, device, _total_bytes(device))
+    if on_host and config.kernels.cuda_graph_max_bs is not None:
+        logger.warning("cuda_graph_max_bs has no effect: there are no CUDA graphs on %s", device)
     context_len = resources.context_length(config.model.context_length, model)
     max_running = resources.max_running_requests(config.scheduler, on_host=on_host)
+    linear_bytes = 1 if chosen.options.quantization == "fp8" else dtype.itemsize
+    kv_bytes = dtype.itemsize if chosen.options.kv_dtype == "auto" else 1
+    budget = config.scheduler.max_prefill_tokens or resources.MAX_BUDGET_TOKENS
+    memory = resources.Memory(
+        free=free,
+        weights=resources.weight_bytes(model, dtype.itemsize, linear_bytes),
+        per_token=resources.kv_token_bytes(model, kv_bytes),
+        on_host=on_host,
+        num_engines=share.count if on_host else 1,
+        per_step=0
+        if on_host
+        else resources.device_step_bytes(model, dtype.itemsize, budget, max_running),
+    )
     pool = resources.pool_tokens(config.cache, memory, context_len, max_running)
     page = config.cache.page_size
     runner = RunnerOptions(
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
+        backend=chosen.backend,
+        computation=chosen.options,
         page_size=page,
         num_pages=pool // page + 1,  # page 0 is padding
         max_running_requests=min(max_running, pool // page),
@@ -263,6 +277,11 @@ def _free_bytes(device: torch.device) -> int:
     if device.type == "cpu":
         return resources.free_host_bytes()
     return torch.cuda.mem_get_info(device)[0]
+
+
+def _total_bytes(device: torch.device) -> int:
+    """Memory of the device; that of the host decides nothing."""
+    return 0 if device.type == "cpu" else torch.cuda.mem_get_info(device)[1]
 
 
 def _available(sizes: _Sizes) -> str:

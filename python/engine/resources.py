@@ -23,6 +23,12 @@ HOST_POOL_LIMIT_BYTES: Final = 4 * GIB
 DEVICE_MEMORY_SHARE: Final = 0.88
 HOST_MAX_RUNNING: Final = 256
 DEVICE_MAX_RUNNING: Final = 4096
+# Without --cuda-graph-max-bs the largest captured decode step has so many rows.
+LARGE_DEVICE_BYTES: Final = 80 * GIB
+LARGE_DEVICE_GRAPH_ROWS: Final = 256
+DEVICE_GRAPH_ROWS: Final = 160
+# CUDA context, cuBLAS and attention workspaces, memory pool of the graphs.
+DEVICE_RUNTIME_BYTES: Final = 1 * GIB
 # The step budget that is derived from measured times stays in these bounds.
 MIN_BUDGET_TOKENS: Final = 128
 MAX_BUDGET_TOKENS: Final = 8192
@@ -41,15 +47,48 @@ class Memory:
     per_token: int  # KV of one token position
     on_host: bool
     num_engines: int = 1  # that share the device
+    per_step: int = 0  # activations and logits of the largest step, and what the runtime takes
 
 
-def weight_bytes(config: DecoderConfig, item_bytes: int) -> int:
-    """Size of a dense decoder's weights."""
+def weight_bytes(
+    config: DecoderConfig, item_bytes: int, linear_item_bytes: int | None = None
+) -> int:
+    """Size of a dense decoder's weights; those of its layers' linears may have another size."""
     hidden, inner = config.hidden_size, config.intermediate_size
     heads = (config.num_heads + config.num_kv_heads) * config.head_dim
-    per_layer = 2 * hidden * heads + 3 * hidden * inner + 2 * hidden
+    linears = config.num_layers * (2 * hidden * heads + 3 * hidden * inner)
+    norms = (2 * config.num_layers + 1) * hidden
     embeddings = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
-    return (config.num_layers * per_layer + embeddings + hidden) * item_bytes
+    return (embeddings + norms) * item_bytes + linears * (linear_item_bytes or item_bytes)
+
+
+def device_step_bytes(
+    config: DecoderConfig, item_bytes: int, num_tokens: int, num_rows: int
+) -> int:
+    """Memory of a CUDA device beside weights and KV pool, for the largest step.
+
+    Args:
+        config: the model.
+        item_bytes: of an activation.
+        num_tokens: the step's.
+        num_rows: logits that it computes; they are there twice while tokens are drawn.
+    """
+    hidden, inner = config.hidden_size, config.intermediate_size
+    heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    # The residual stream is float32; the widest moment is in the MLP, or in attention.
+    widest = max(3 * inner + hidden, heads + config.num_heads * config.head_dim)
+    activations = num_tokens * (2 * 4 * hidden + (hidden + widest) * item_bytes)
+    logits = 2 * num_rows * config.vocab_size * 4
+    return activations + logits + DEVICE_RUNTIME_BYTES
+
+
+def graph_rows(requested: int | None, *, disabled: bool, device_bytes: int) -> int:
+    """Rows of the largest decode step that is captured as a CUDA graph; 0: none is."""
+    if disabled:
+        return 0
+    if requested is not None:
+        return requested
+    return LARGE_DEVICE_GRAPH_ROWS if device_bytes >= LARGE_DEVICE_BYTES else DEVICE_GRAPH_ROWS
 
 
 def kv_token_bytes(config: DecoderConfig, item_bytes: int) -> int:
@@ -97,27 +136,30 @@ def pool_tokens(options: CacheOptions, memory: Memory, context_len: int, max_run
         raise SettingError(f"page_size is {page}, but must be at least 1")
     if options.max_total_tokens is not None:
         tokens = _whole_pages(options.max_total_tokens, page, "max_total_tokens")
-        needed, left = tokens * memory.per_token, memory.free - memory.weights
+        needed = tokens * memory.per_token
+        left = memory.free - memory.weights - memory.per_step
         if needed > left:
             raise SettingError(
                 f"max_total_tokens is {options.max_total_tokens}, whose KV pool takes "
-                f"{needed / GIB:.1f} GiB, but beside the weights {left / GIB:.1f} GiB are free; "
+                f"{needed / GIB:.1f} GiB, but beside weights and steps {left / GIB:.1f} GiB are "
+                "free; "
                 f"at most {max(left, 0) // memory.per_token} tokens fit"
             )
         return tokens
     share = options.mem_fraction_static
     if share is not None and not 0 < share < 1:
         raise SettingError(f"mem_fraction_static is {share}, but must be above 0 and below 1")
-    limit = memory.free
+    limit = memory.free - memory.weights - memory.per_step
     if share is None:
         share = HOST_MEMORY_SHARE if memory.on_host else DEVICE_MEMORY_SHARE
-        limit = HOST_POOL_LIMIT_BYTES // memory.num_engines if memory.on_host else memory.free
+        limit = HOST_POOL_LIMIT_BYTES // memory.num_engines if memory.on_host else limit
     pool_bytes = min(int(memory.free * share) - memory.weights, limit)
     if pool_bytes < page * memory.per_token:
         raise SettingError(
             f"no memory is left for the KV pool: {share:.2f} of the free {memory.free / GIB:.1f} "
-            f"GiB, less {memory.weights / GIB:.1f} GiB of weights; raise mem_fraction_static or "
-            "free memory"
+            f"GiB, less {memory.weights / GIB:.1f} GiB of weights and {memory.per_step / GIB:.1f} "
+            "GiB for steps; raise mem_fraction_static, lower max_running_requests or "
+            "max_prefill_tokens, or free memory"
         )
     # More than every sequence at full length can use would lie idle.
     most = max_running * context_len

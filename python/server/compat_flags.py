@@ -45,14 +45,11 @@ def _no_effect(name: str, reason: str, *neutral: str, is_switch: bool = False) -
 
 
 LATER: Final = "not supported yet"
-_GRAPHS: Final = "there are no CUDA graphs here"
 
 COMPAT_FLAGS: Final = (
     _refused("tokenizer-mode", "only fast tokenizers are supported", "auto", "fast"),
     _refused_switch("skip-tokenizer-init", LATER),
     _no_effect("trust-remote-code", "code from a checkpoint is never run", is_switch=True),
-    _refused("kv-cache-dtype", "the KV cache has the dtype of the activations", "auto"),
-    _refused("quantization", LATER, "none"),
     _no_effect("is-embedding", "every model embeds and generates", is_switch=True),
     _refused("cpu-offload-gb", LATER, "0"),
     _refused("tp-size", "tensor parallelism is not supported yet", "1"),
@@ -66,7 +63,6 @@ COMPAT_FLAGS: Final = (
     _refused("lora-paths", "adapters are not supported yet"),
     _refused_switch("enable-lora", "adapters are not supported yet"),
     _no_effect("max-loras-per-batch", "adapters are not supported yet", "8"),
-    _refused("attention-backend", "only the reference backend exists yet", "auto", "torch_native"),
     _refused("sampling-backend", "only the reference backend exists yet", "auto", "pytorch"),
     _refused("speculative-algorithm", LATER),
     _refused("disaggregation-mode", LATER, "null"),
@@ -81,12 +77,12 @@ COMPAT_FLAGS: Final = (
     _always("enable-cache-report", "usage always reports cached tokens"),
     _always("enable-response-store", "responses are stored (see --response-store-bytes)"),
     _always("enable-mixed-chunk", "prompts and running requests always share steps"),
-    _always("disable-cuda-graph", _GRAPHS),
-    _always("disable-cuda-graph-padding", _GRAPHS),
+    _no_effect(
+        "disable-cuda-graph-padding", "steps are always padded to a captured size", is_switch=True
+    ),
     _always("disable-custom-all-reduce", "there is one device"),
     _always("enable-nan-detection", "a row that is not finite ends its request, always"),
     _always("triton-attention-reduce-in-fp32", "reductions are always in float32"),
-    _no_effect("cuda-graph-max-bs", _GRAPHS),
     _no_effect("enable-p2p-check", "there is one device", is_switch=True),
     _no_effect("num-continuous-decode-steps", "every step is scheduled", "1"),
     _no_effect("disable-outlines-disk-cache", "there is no such cache", is_switch=True),
