@@ -11,7 +11,7 @@ from trunkline.kernels.interface import AttentionSpec, BackendOptions
 from trunkline.kernels.triton.attention_parts import workspace_elements
 from trunkline.kernels.triton.batch import DeviceBatch, HostRows
 from trunkline.kernels.triton.decode_attention import choose_max_splits, decode_attention
-from trunkline.kernels.triton.launch import device_traits
+from trunkline.kernels.triton.launch import ceil_div, device_traits
 from trunkline.kernels.triton.prompt_attention import prompt_attention
 from trunkline.kernels.triton.unified_attention import unified_attention
 from trunkline.kernels.triton.weights import SinksWeight
@@ -59,8 +59,7 @@ class TritonAttention:
         keys, values = batch.pool.keys[spec.layer], batch.pool.values[spec.layer]
         decode = batch.num_decode_rows
         if decode:
-            traits = device_traits(query.device)
-            splits = choose_max_splits(decode, spec.num_kv_heads, traits.num_processors)
+            splits = _max_splits(decode, spec, batch)
             decode_attention(
                 query[:decode],
                 keys,
@@ -88,15 +87,14 @@ class TritonAttention:
                 batch.row_slot[decode:],
                 batch.kv_lens[decode:],
                 batch.query_start,
-                batch.query_lens,
                 out[decode:],
+                max_query_len=batch.max_query_len,
                 scale=_scale(spec),
                 window=spec.window,
                 soft_cap=spec.soft_cap,
                 sinks=_sinks(spec),
                 key_scale=KV_SCALE,
                 value_scale=KV_SCALE,
-                max_query_len=batch.max_query_len,
             )
 
 
@@ -120,15 +118,14 @@ class UnifiedAttention:
             batch.row_slot,
             batch.kv_lens,
             batch.query_start,
-            batch.query_lens,
             out,
+            max_query_len=batch.max_query_len,
             scale=_scale(spec),
             window=spec.window,
             soft_cap=spec.soft_cap,
             sinks=_sinks(spec),
             key_scale=KV_SCALE,
             value_scale=KV_SCALE,
-            max_query_len=batch.max_query_len,
         )
 
 
@@ -161,6 +158,14 @@ def create_attention(
         raise ValueError(f"attention_backend flashinfer cannot be used: {reason}")
     logger.info("Attention by Triton, not FlashInfer: %s", reason)
     return TritonAttention()
+
+
+def _max_splits(num_rows: int, spec: AttentionSpec, batch: DeviceBatch) -> int:
+    """Splits that keep the device busy, if the longest possible row has so many."""
+    traits = device_traits(batch.row_slot.device)
+    longest = batch.page_tables.shape[1] * batch.pool.spec.page_size
+    wanted = choose_max_splits(num_rows, spec.num_kv_heads, traits.num_processors)
+    return min(wanted, ceil_div(longest, SPLIT_SIZE))
 
 
 def _workspace(query: torch.Tensor, splits: int) -> torch.Tensor:

@@ -15,7 +15,8 @@ from trunkline.kernels.triton.pool import DeviceKvPool
 class DeviceBatch:
     """One step. The first `num_decode_rows` rows have one token each, and are attended apart.
 
-    `query_start` and `query_lens` are of the other rows, counted from the first of their tokens.
+    `query_start` is that of the other rows, counted from the first of their tokens; in a captured
+    step, where all rows are alike, that of all.
     """
 
     pool: DeviceKvPool
@@ -25,8 +26,7 @@ class DeviceBatch:
     token_slot: torch.Tensor  # [tokens] int32, -1: padding
     row_slot: torch.Tensor  # [rows] int32
     kv_lens: torch.Tensor  # [rows] int32, 0: padding
-    query_start: torch.Tensor  # [prompt rows + 1] int32
-    query_lens: torch.Tensor  # [prompt rows] int32
+    query_start: torch.Tensor  # [other rows + 1] int32
     num_decode_rows: int
     max_query_len: int
     logit_tokens: torch.Tensor | None  # [logits] int32; None: every token in turn

@@ -79,7 +79,6 @@ class DeviceProgram:
             self._sampler = Sampler(self._slots, device)
             self._arena = StagingArena(device, STAGING_BYTES)
             largest = min(backend.options.max_graph_batch, sizes.num_slots)
-            self._unit_starts = torch.arange(largest + 1, dtype=torch.int32, device=device)
             # One buffer for all buckets: they are replayed in turns.
             shape = (largest, backend.vocab_size)
             self._logits = torch.zeros(shape, dtype=torch.float32, device=device)
@@ -147,7 +146,6 @@ class DeviceProgram:
             row_slot=staged["row_slot"],
             kv_lens=staged["kv_lens"],
             query_start=staged["query_start"],
-            query_lens=staged["query_lens"],
             num_decode_rows=num_decode,
             max_query_len=int(rows.query_lens.max()),
             logit_tokens=staged["logit_tokens"],
@@ -165,12 +163,11 @@ class DeviceProgram:
             token_slot=staged["token_slot"],
             row_slot=staged["row_slot"],
             kv_lens=staged["kv_lens"],
-            query_start=self._unit_starts[: bucket + 1],
-            query_lens=staged["query_lens"],
+            query_start=staged["query_start"],
             num_decode_rows=bucket if apart else 0,
             max_query_len=1,
             logit_tokens=None,
-            pooled_tokens=self._unit_starts[:0],
+            pooled_tokens=staged["row_slot"][:0],
             is_captured=True,
             logits_out=self._logits[:bucket],
         )

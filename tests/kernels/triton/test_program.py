@@ -222,7 +222,7 @@ def test_rows_that_are_not_finite_end_alone() -> None:
         ({"attention": "fa4"}, "known: auto, flashinfer, triton"),
         ({"kv_dtype": "int4"}, "known: auto, fp8_e4m3"),
         ({"quantization": "awq"}, "known: none, fp8"),
-        ({"quantization": "fp8"}, "multiples of 16, but gate_proj"),
+        ({"quantization": "fp8"}, "multiples of 16, but down_proj"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, str], message: str) -> None:
