@@ -24,6 +24,7 @@ import torch
 from trunkline.kernels.interface import AttentionSpec, IntArray
 from trunkline.kernels.triton.batch import DeviceBatch, HostRows
 from trunkline.kernels.triton.page_list import list_pages
+from trunkline.kernels.triton.staging import Fence
 
 WORKSPACE_BYTES = 256 << 20
 LEAST_CAPABILITY = 80
@@ -77,10 +78,10 @@ class PagedRows:
 
 @dataclass(slots=True)
 class Planned:
-    """A wrapper and the event after which its pinned memory may be written again."""
+    """A wrapper; once `copied`, the pinned memory that its plan lies in may be written again."""
 
     wrapper: Any
-    copied: torch.cuda.Event = field(default_factory=torch.cuda.Event)
+    copied: Fence = field(default_factory=Fence)
 
 
 class FlashInferAttention:
@@ -204,7 +205,7 @@ class FlashInferAttention:
     def _plan_decode(
         self, planned: Planned, kind: Kind, rows: PagedRows, batch: DeviceBatch
     ) -> None:
-        planned.copied.synchronize()
+        planned.copied.wait()
         planned.wrapper.plan(
             rows.page_starts,
             rows.pages,
@@ -216,12 +217,12 @@ class FlashInferAttention:
             **_options(kind),
             **self._dtypes,
         )
-        planned.copied.record()
+        planned.copied.set(self._device)
 
     def _plan_prefill(
         self, planned: Planned, kind: Kind, rows: PagedRows, batch: DeviceBatch
     ) -> None:
-        planned.copied.synchronize()
+        planned.copied.wait()
         planned.wrapper.plan(
             rows.query_starts,
             rows.page_starts,
@@ -235,7 +236,7 @@ class FlashInferAttention:
             **_options(kind),
             **self._dtypes,
         )
-        planned.copied.record()
+        planned.copied.set(self._device)
 
 
 def _uses_tensor_cores(kind: Kind) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,30 @@ TORCH_DTYPES: Mapping[np.dtype[Any], torch.dtype] = {
 }
 
 
+class Fence:
+    """A point in the current stream's work, once it is `set`; devices without streams need none."""
+
+    def __init__(self) -> None:
+        self._event: torch.cuda.Event | None = None
+
+    def set(self, device: torch.device) -> None:
+        """Mark the end of what was launched so far."""
+        if device.type == "cuda":
+            self._event = self._event or torch.cuda.Event()
+            self._event.record()
+
+    def wait(self) -> None:
+        """Return when the device is past it."""
+        if self._event is not None:
+            self._event.synchronize()
+
+
 @dataclass(slots=True)
 class _HostBlock:
     """Host memory that a copy to the device reads from until `copied`."""
 
     tensor: torch.Tensor  # [bytes] uint8
-    copied: torch.cuda.Event | None = None
+    copied: Fence = field(default_factory=Fence)
 
 
 class StagingArena:
@@ -50,12 +68,12 @@ class StagingArena:
             num_bytes: size of the device's block, and first size of the host's.
             num_blocks: host blocks in turn.
         """
-        self._on_cuda = device.type == "cuda"
+        self._device = device
         self._device_block = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         self._blocks = deque(_HostBlock(self._host(num_bytes)) for _ in range(num_blocks))
 
     def _host(self, num_bytes: int) -> torch.Tensor:
-        return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._on_cuda)
+        return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
 
     def stage(self, arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
         """Copy arrays to the device, in order, each at a multiple of `ALIGNMENT` bytes."""
@@ -73,16 +91,13 @@ class StagingArena:
             views[name] = view(device, offset, array.shape, TORCH_DTYPES[array.dtype])
             offset += _aligned(array.nbytes)
         device[:total].copy_(block.tensor[:total], non_blocking=True)
-        if self._on_cuda:
-            block.copied = block.copied or torch.cuda.Event()
-            block.copied.record()
+        block.copied.set(self._device)
         return views
 
     def _next_block(self, num_bytes: int) -> _HostBlock:
         block = self._blocks[0]
         self._blocks.rotate(-1)
-        if block.copied is not None:
-            block.copied.synchronize()
+        block.copied.wait()
         if block.tensor.numel() < num_bytes:
             block.tensor = self._host(2 * num_bytes)
         return block
@@ -106,19 +121,15 @@ class Readback:
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Begin the copies, behind everything that was launched before on the current stream."""
         self._host: dict[str, torch.Tensor] = {}
-        self._copied: torch.cuda.Event | None = None
+        self._copied = Fence()
         for name, tensor in tensors.items():
             on_cuda = tensor.device.type == "cuda"
             host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=on_cuda)
             host.copy_(tensor, non_blocking=True)
             self._host[name] = host
-            if on_cuda and self._copied is None:
-                self._copied = torch.cuda.Event()
-        if self._copied is not None:
-            self._copied.record()
+            self._copied.set(tensor.device)
 
     def wait(self) -> dict[str, Array]:
         """The arrays, once the device has written them."""
-        if self._copied is not None:
-            self._copied.synchronize()
+        self._copied.wait()
         return {name: tensor.numpy() for name, tensor in self._host.items()}

@@ -1,0 +1,119 @@
+"""What FlashInfer is told, without FlashInfer: a stand-in attends with it, as its wrappers would.
+
+`tests/kernels/test_flashinfer_signatures.py` compares the calls with the real package's.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.kernels.driver import Driver, Sequence
+from tests.kernels.tiny import memory_checkpoint, tiny_runner
+
+from trunkline.kernels import BackendOptions, flashinfer
+from trunkline.kernels.triton.page_list import list_pages
+
+
+class Wrapper:
+    """Attends over pages as the last plan says."""
+
+    def __init__(self, workspace: torch.Tensor, kv_layout: str, **options: Any) -> None:
+        assert kv_layout == "NHD"
+        self.options = options
+        self.num_plans = 0
+
+    def take(
+        self, layout: tuple[torch.Tensor, ...], sizes: tuple[int, ...], **options: Any
+    ) -> None:
+        self.query_starts, self.page_starts, self.pages, self.last_page_lens = layout
+        assert all(one.device.type == "cpu" and one.dtype == torch.int32 for one in layout)
+        self.page_size = sizes[3]
+        self.window = options["window_left"]
+        self.scale = options["sm_scale"]
+        self.num_plans += 1
+
+    def run(
+        self,
+        query: torch.Tensor,
+        pages: tuple[torch.Tensor, torch.Tensor],
+        *,
+        out: torch.Tensor,
+    ) -> None:
+        for row, last in enumerate(self.last_page_lens.tolist()):
+            start, end = self.query_starts[row : row + 2].tolist()
+            chosen = self.pages[self.page_starts[row] : self.page_starts[row + 1]].long()
+            keys, values = (pool[chosen].flatten(0, 1).float() for pool in pages)
+            length = (chosen.numel() - 1) * self.page_size + last
+            group = query.shape[1] // keys.shape[1]
+            keys, values = (x[:length].repeat_interleave(group, 1) for x in (keys, values))
+            scores = torch.einsum("qhd,khd->hqk", query[start:end].float(), keys) * self.scale
+            distance = (
+                torch.arange(length)[None] - torch.arange(length - end + start, length)[:, None]
+            )
+            hidden = distance > 0
+            if self.window >= 0:
+                hidden |= -distance > self.window
+            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            out[start:end] = torch.einsum("hqk,khd->qhd", weights, values).to(out.dtype)
+
+
+class Decode(Wrapper):
+    def plan(self, starts: Any, pages: Any, last: Any, *sizes: int, **options: Any) -> None:
+        queries = torch.arange(last.numel() + 1, dtype=torch.int32)
+        if self.options.get("use_cuda_graph"):
+            assert last.numel() == self.options["paged_kv_last_page_len_buffer"].numel()
+            assert pages.numel() <= self.options["paged_kv_indices_buffer"].numel()
+        self.take((queries, starts, pages, last), sizes, **options)
+
+
+class Prefill(Wrapper):
+    def plan(
+        self, queries: Any, starts: Any, pages: Any, last: Any, *sizes: int, **options: Any
+    ) -> None:
+        assert options["causal"]
+        self.take((queries, starts, pages, last), sizes, **options)
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("flashinfer")
+    module.BatchDecodeWithPagedKVCacheWrapper = Decode  # type: ignore[attr-defined]
+    module.BatchPrefillWithPagedKVCacheWrapper = Prefill  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    monkeypatch.setattr(flashinfer, "why_not", lambda *_: None)
+    monkeypatch.setattr(flashinfer, "HEAD_DIMS", (8, 16))
+    monkeypatch.setattr(flashinfer, "WORKSPACE_BYTES", 16)
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("family", ["qwen2-mixed-window"])
+@pytest.mark.parametrize("largest", [0, 4])
+def test_a_model_that_attends_with_flashinfer(family: str, largest: int) -> None:
+    """Mixed steps, chunks, two windows, and decode steps in padded buckets."""
+    generator = np.random.default_rng(2)
+    prompts = [generator.integers(0, 199, length).tolist() for length in (60, 3, 17)]
+    options = BackendOptions(attention="flashinfer", max_graph_batch=largest)
+    made = memory_checkpoint(family)
+    runner = tiny_runner(made, backend="triton", computation=options)
+    assert runner.backend.attention.name == "flashinfer"  # type: ignore[union-attr]
+    got, expected = ([Sequence(prompt) for prompt in prompts] for _ in range(2))
+    Driver(runner, 0).generate(got, 3, chunk=33)
+    Driver(tiny_runner(made, backend="torch"), 0).generate(expected, 3, chunk=33)
+    for one, other in zip(got, expected, strict=True):
+        assert one.output == other.output
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+
+
+def test_pages_are_listed_row_by_row() -> None:
+    tables = torch.arange(4 * 700, dtype=torch.int32).view(4, 700)
+    slots = torch.tensor([2, 0, 3], dtype=torch.int32)
+    starts = torch.tensor([0, 600, 601, 604], dtype=torch.int32)
+    pages = torch.full((604,), -1, dtype=torch.int32)
+    list_pages(tables, slots, starts, pages)
+    expected = torch.cat([tables[2, :600], tables[0, :1], tables[3, :3]])
+    assert torch.equal(pages, expected)
