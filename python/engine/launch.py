@@ -32,6 +32,7 @@ from trunkline.engine.runner import Runner, RunnerOptions, resolve_dtype
 from trunkline.engine.shares import Share
 from trunkline.engine.step_times import TimedExecutor
 from trunkline.engine.weights import open_checkpoint
+from trunkline.kernels import OptionError
 from trunkline.plan import Plan
 
 if TYPE_CHECKING:
@@ -148,7 +149,10 @@ def build(
         own_process=own_process,
     )
     logger.info("Load weight begin. model=%s, avail mem=%s", checkpoint.source, _available(sizes))
-    runner = Runner(checkpoint, sizes.runner)
+    try:
+        runner = Runner(checkpoint, sizes.runner)
+    except OptionError as error:
+        raise SettingError(str(error)) from error
     logger.info(
         "Load weight end. type=%s, dtype=torch.%s, avail mem=%s, elapsed=%.1f s",
         checkpoint.config.architecture,

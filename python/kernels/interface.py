@@ -216,6 +216,10 @@ class ProgramSizes:
     max_context_len: int
 
 
+class OptionError(ValueError):
+    """A backend lacks what an option asks for, here or at all; the message says what it has."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendOptions:
     """What a user may choose about how a backend computes; one that cannot do it refuses it.

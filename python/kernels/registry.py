@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import torch
 
-from trunkline.kernels.interface import BackendOptions, ProgramBackend, StepwiseBackend
+from trunkline.kernels.interface import BackendOptions, OptionError, ProgramBackend, StepwiseBackend
 from trunkline.kernels.torch_reference.backend import TorchBackend
 
 
@@ -52,7 +52,7 @@ def _refuse_device_options(name: str, options: BackendOptions) -> None:
         ("quantization", options.quantization, "none"),
     ):
         if value != neutral:
-            raise ValueError(
+            raise OptionError(
                 f"{flag} {value} is for CUDA devices; the {name} backend takes {neutral}"
             )
 
@@ -98,7 +98,8 @@ def select_backend(
     """Create the best backend for a device and dtype, or the one called `name`.
 
     Raises:
-        ValueError: there is no such backend, or it does not support them or an option.
+        OptionError: the backend lacks what an option asks for.
+        ValueError: there is no such backend, or it does not support device and dtype.
     """
     fitting = [
         entry

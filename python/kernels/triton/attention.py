@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from trunkline.kernels.interface import AttentionSpec, BackendOptions
+from trunkline.kernels.interface import AttentionSpec, BackendOptions, OptionError
 from trunkline.kernels.triton.attention_parts import workspace_elements
 from trunkline.kernels.triton.batch import DeviceBatch, HostRows
 from trunkline.kernels.triton.decode_attention import choose_max_splits, decode_attention
@@ -135,17 +135,17 @@ def create_attention(
     """Choose by options and capability: flashinfer, then triton.
 
     Raises:
-        ValueError: the option is unknown, or FlashInfer is asked for and cannot run here.
+        OptionError: the option is unknown, or FlashInfer is asked for and cannot run here.
     """
     wanted = options.attention
     if wanted not in ATTENTION_BACKENDS:
-        raise ValueError(
+        raise OptionError(
             f"attention_backend {wanted!r} is not supported by the triton backend; known: "
             f"{', '.join(ATTENTION_BACKENDS)}"
         )
     if options.deterministic:
         if wanted == "flashinfer":
-            raise ValueError("FlashInfer's order of sums varies: it is not deterministic")
+            raise OptionError("FlashInfer's order of sums varies: it is not deterministic")
         return UnifiedAttention()
     if wanted == "triton":
         return TritonAttention()
@@ -155,7 +155,7 @@ def create_attention(
     if reason is None:
         return flashinfer.FlashInferAttention(device, dtype, kv_dtype, TritonAttention())
     if wanted == "flashinfer":
-        raise ValueError(f"attention_backend flashinfer cannot be used: {reason}")
+        raise OptionError(f"attention_backend flashinfer cannot be used: {reason}")
     logger.info("Attention by Triton, not FlashInfer: %s", reason)
     return TritonAttention()
 

@@ -17,6 +17,7 @@ from trunkline.kernels.interface import (
     BackendOptions,
     ForwardOutputs,
     LinearSpec,
+    OptionError,
     ProgramSizes,
     RotarySpec,
     Weight,
@@ -72,10 +73,10 @@ class TritonBackend:
         """Choose kernels.
 
         Raises:
-            ValueError: an option is unknown, or this device cannot do it.
+            OptionError: an option is unknown, or this device cannot do it.
         """
         if options.kv_dtype not in KV_DTYPES:
-            raise ValueError(
+            raise OptionError(
                 f"kv_cache_dtype {options.kv_dtype!r} is not supported; known: "
                 f"{', '.join(KV_DTYPES)}"
             )
@@ -142,15 +143,13 @@ class TritonBackend:
         shape = (batch.num_tokens, spec.num_heads, spec.head_dim)
         query = torch.empty(shape, dtype=self.dtype, device=self.device)
         pool = batch.pool
-        norms = (spec.query_norm, spec.key_norm)
-        epsilon = max((norm.epsilon for norm in norms if isinstance(norm, NormWeight)), default=0.0)
         rotary: Rotary = spec.rotary
         rotate_and_write(
             qkv,
             rotary.cos_sin,
             _weight(spec.query_norm),
             _weight(spec.key_norm),
-            epsilon,
+            _epsilon(spec),
             pool.keys[spec.layer],
             pool.values[spec.layer],
             batch.page_tables,
@@ -182,6 +181,14 @@ class TritonBackend:
         out = torch.empty(shape, dtype=torch.float32, device=self.device)
         rms_norm(x.settled(), norm.weight, norm.epsilon, out, rows=batch.pooled_tokens)
         return out
+
+
+def _epsilon(spec: AttentionSpec) -> float:
+    norms = (spec.query_norm, spec.key_norm)
+    found = {norm.epsilon for norm in norms if isinstance(norm, NormWeight)}
+    if len(found) > 1:
+        raise ValueError(f"norms of queries and keys have epsilons {sorted(found)}: one is needed")
+    return found.pop() if found else 0.0
 
 
 def _weight(norm: Weight | None) -> torch.Tensor | None:

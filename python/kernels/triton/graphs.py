@@ -47,7 +47,9 @@ class Captured(Generic[Output]):
             work()
         torch.cuda.current_stream(device).wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool, stream=stream):
+        # Other threads of the process may use the device meanwhile: an embedding program's.
+        mode = "thread_local"
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode=mode):
             self._output = work()
 
     def replay(self) -> Output:

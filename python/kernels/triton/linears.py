@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from trunkline.kernels.interface import BackendOptions, LinearSpec
+from trunkline.kernels.interface import BackendOptions, LinearSpec, OptionError
 from trunkline.kernels.triton.fp8 import quantize_rows, scaled_linear
 from trunkline.kernels.triton.launch import FP8, INTERPRETED
 from trunkline.kernels.triton.matmul import fixed_matmul
@@ -22,13 +22,13 @@ class Linears:
         """Check the options.
 
         Raises:
-            ValueError: this device or dtype cannot do what they ask for.
+            OptionError: this device or dtype cannot do what they ask for.
         """
         self._like = like
         self._deterministic = options.deterministic
         self._quantize = options.quantization == "fp8"
         if options.quantization not in ("none", "fp8"):
-            raise ValueError(
+            raise OptionError(
                 f"quantization {options.quantization!r} is not supported by the triton backend; "
                 "known: none, fp8"
             )
@@ -92,12 +92,12 @@ def _check_fp8(like: torch.Tensor) -> None:
     if INTERPRETED:
         return
     if like.device.type != "cuda":
-        raise ValueError(f"quantization fp8 needs a CUDA device, but the device is {like.device}")
+        raise OptionError(f"quantization fp8 needs a CUDA device, but the device is {like.device}")
     major, minor = torch.cuda.get_device_capability(like.device)
     if major * 10 + minor < LEAST_FP8_CAPABILITY:
-        raise ValueError(
+        raise OptionError(
             f"quantization fp8 needs compute capability {LEAST_FP8_CAPABILITY // 10}.0 or newer, "
             f"but this device has {major}.{minor}; leave it out"
         )
     if like.dtype != torch.bfloat16:
-        raise ValueError(f"quantization fp8 needs dtype bfloat16, but it is {like.dtype}")
+        raise OptionError(f"quantization fp8 needs dtype bfloat16, but it is {like.dtype}")

@@ -138,6 +138,35 @@ def test_deterministic_bits(family: str, dtype: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_keys_and_values_in_fp8(deterministic: bool) -> None:
+    """Log-probs stay near: e4m3 keeps 3 bits of mantissa."""
+    runner = triton_runner("llama-wide", kv_dtype="fp8_e4m3", deterministic=deterministic)
+    assert runner.memory.page_bytes == reference_runner("llama-wide").memory.page_bytes // 4
+    near(runner, "llama-wide", 0.2)
+
+
+@pytest.mark.slow
+def test_weights_in_fp8() -> None:
+    """In the deterministic mode: torch's own product needs a GPU for scales per row."""
+    runner = triton_runner("llama-wide", quantization="fp8", deterministic=True)
+    assert runner.memory.weight_bytes < reference_runner("llama-wide").memory.weight_bytes / 2
+    near(runner, "llama-wide", 0.3)
+
+
+def near(runner: Runner, family: str, tolerance: float) -> None:
+    """First log-probs of some prompts are within `tolerance` of the reference's."""
+    got, expected = [[Sequence(p) for p in prompts((30, 7))] for _ in range(2)]
+    Driver(runner, TOP_N).generate(got, 1)
+    Driver(reference_runner(family), TOP_N).generate(expected, 1)
+    for one, other in zip(got, expected, strict=True):
+        values = dict(other.tops[0])
+        both = [(value, values[token]) for token, value in one.tops[0] if token in values]
+        assert both
+        assert all(abs(left - right) < tolerance for left, right in both)
+
+
+@pytest.mark.slow
 def test_graphs_change_nothing() -> None:
     """Buckets with padding rows, exact buckets, and none."""
     runs = []

@@ -1,0 +1,79 @@
+"""From settings to a backend and its options, and what is refused before a model is loaded."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from trunkline.engine import resources
+from trunkline.engine.computation import Computation, computation
+from trunkline.engine.config import KernelOptions
+from trunkline.engine.resources import GIB, SettingError
+from trunkline.kernels import BackendOptions
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def chosen(device: torch.device, gib: int = 141, **settings: Any) -> Computation:
+    return computation(KernelOptions(**settings), device, gib * GIB)
+
+
+def test_a_cpu_takes_the_best_backend() -> None:
+    assert chosen(CPU) == Computation(None, BackendOptions())
+    assert chosen(CPU, enable_deterministic_inference=True) == Computation(None, BackendOptions())
+    assert chosen(CPU, attention_backend="torch_native").backend == "torch"
+
+
+def test_cuda_takes_triton() -> None:
+    made = chosen(CUDA, kv_cache_dtype="fp8_e4m3", quantization="fp8")
+    assert made.backend == "triton"
+    assert made.options == BackendOptions(
+        kv_dtype="fp8_e4m3", quantization="fp8", max_graph_batch=256
+    )
+    assert chosen(CUDA, attention_backend="torch_native").backend == "torch"
+    assert chosen(CUDA, enable_deterministic_inference=True).options.deterministic
+
+
+def test_rows_of_graphs() -> None:
+    assert chosen(CUDA, gib=24).options.max_graph_batch == 160
+    assert chosen(CUDA, cuda_graph_max_bs=32).options.max_graph_batch == 32
+    assert chosen(CUDA, disable_cuda_graph=True, cuda_graph_max_bs=32).options.max_graph_batch == 0
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "message"),
+    [
+        (CPU, {"attention_backend": "triton"}, "attention_backend is 'triton', which needs a CUDA"),
+        (CPU, {"attention_backend": "flashinfer"}, "the device is cpu; use 'auto'"),
+        (CPU, {"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype is 'fp8_e4m3'"),
+        (CPU, {"quantization": "fp8"}, "quantization is 'fp8', which needs a CUDA device"),
+        (
+            CUDA,
+            {"kv_cache_dtype": "fp8_e4m3", "attention_backend": "torch_native"},
+            "which the reference backend",
+        ),
+        (
+            CUDA,
+            {"enable_deterministic_inference": True, "attention_backend": "flashinfer"},
+            "use 'auto' or 'triton'",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    device: torch.device, settings: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(SettingError, match=message):
+        chosen(device, **settings)
+
+
+def test_memory_beside_weights_and_pool() -> None:
+    """Logits of every row, twice, are most of what a step takes with many rows."""
+    from tests.kernels.tiny import decoder_config
+
+    config = decoder_config("llama", vocab_size=100_000)
+    few, many = (resources.device_step_bytes(config, 2, 1024, rows) for rows in (1, 1001))
+    assert many - few == 1000 * 2 * 4 * 100_000
+    assert few > resources.DEVICE_RUNTIME_BYTES
+    half = resources.weight_bytes(config, 2, 1)
+    assert resources.weight_bytes(config, 1) < half < resources.weight_bytes(config, 2)
