@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from trunkline.kernels.triton.kv_pages import key_offsets, load_tile
 from trunkline.kernels.triton.launch import dot, narrow, next_power_of_2
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -41,21 +42,12 @@ def scaled_scores(products, score_scale, SOFT_CAP: tl.constexpr):
 
 
 @triton.jit
-def add_tile(
-    query,
-    keys,
-    values,
-    visible,
-    output,
-    total,
-    highest,
-    score_scale,
-    SOFT_CAP: tl.constexpr,
-):
-    """Take one tile of keys and values into running (output, total, highest).
+def add_tile(query, keys, values, visible, state, score_scale, SOFT_CAP: tl.constexpr):
+    """Take one tile of keys and values into `state` = running (output, total, highest).
 
     `visible`: [rows, keys] mask, or None if every row sees every key.
     """
+    output, total, highest = state
     products = dot(query, tl.trans(keys), tl.zeros([query.shape[0], keys.shape[0]], tl.float32))
     scores = scaled_scores(products, score_scale, SOFT_CAP)
     if visible is not None:
@@ -69,39 +61,91 @@ def add_tile(
 
 
 @triton.jit
-def add_sink(output, total, highest, sink):
+def add_keys(
+    query,
+    key_pool,
+    value_pool,
+    strides,
+    table,
+    keys,
+    stored,
+    visible,
+    state,
+    score_scale,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+):
+    """Load the tile of some consecutive positions and add it; see `add_tile`.
+
+    `strides`: of page and token; `stored`: [keys] mask of what may be read, or None for all.
+    """
+    dims = tl.arange(0, query.shape[1])
+    offsets = key_offsets(table, keys, stored, strides[0], strides[1], PAGE_SIZE)
+    k = load_tile(key_pool, offsets, stored, dims, HEAD_DIM, query.dtype)
+    v = load_tile(value_pool, offsets, stored, dims, HEAD_DIM, query.dtype)
+    return add_tile(query, k, v, visible, state, score_scale, SOFT_CAP)
+
+
+@triton.jit
+def empty_state(ROWS: tl.constexpr, DIM: tl.constexpr):
+    """Output, total and highest of rows that have seen nothing."""
+    return (
+        tl.zeros([ROWS, DIM], tl.float32),
+        tl.zeros([ROWS], tl.float32),
+        tl.full([ROWS], LOWEST, tl.float32),
+    )
+
+
+@triton.jit
+def add_sink(state, sink):
     """Count a logit that has no value in the denominator; `sink` in units of log2."""
+    output, total, highest = state
     raised = tl.maximum(highest, tl.ceil(sink))
     shrink = power_of_two(highest - raised)
-    return output * shrink[:, None], total * shrink + tl.exp2(sink - raised)
+    return output * shrink[:, None], total * shrink + tl.exp2(sink - raised), raised
 
 
 @triton.jit
-def normalised(output, total, value_scale):
-    """The weighted mean; 0 for rows that saw nothing."""
+def store_output(out, here, mask, sinks, heads, exists, state, value_scale):
+    """Write the weighted means of rows; 0 for rows that saw nothing.
+
+    `here`, `mask`: [rows, dims] offsets and which exist; `heads`, `exists`: of the rows.
+    """
+    if sinks is not None:
+        sink = tl.load(sinks + heads, mask=exists, other=0.0).to(tl.float32) * LOG2_E
+        state = add_sink(state, sink)
+    output, total, _ = state
     divisor = tl.where(total == 0.0, 1.0, total)
-    return output / divisor[:, None] * value_scale
+    output = output / divisor[:, None] * value_scale
+    tl.store(out + here, narrow(output, out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def store_partial(
-    partial_outputs, partial_totals, partial_highest, places, mask, dims, output, total, highest,
-    HEAD_DIM: tl.constexpr,
-):  # fmt: skip
-    """Keep what rows have so far; `places`: [rows] int64 number of the (token, head, split)."""
-    tl.store(partial_totals + places, total, mask=mask)
-    tl.store(partial_highest + places, highest, mask=mask)
+def store_partial(partial, places, mask, state, HEAD_DIM: tl.constexpr):
+    """Keep the state of rows; `places`: [rows] int64 number of the (token, head, split)."""
+    outputs, totals, exponents = partial
+    output, total, highest = state
+    dims = tl.arange(0, output.shape[1])
+    tl.store(totals + places, total, mask=mask)
+    tl.store(exponents + places, highest, mask=mask)
     # Rows that saw nothing have no output: the sum skips them by their total.
-    kept = mask & (total != 0.0)
-    pointers = partial_outputs + places[:, None] * HEAD_DIM + dims[None, :]
-    tl.store(pointers, output, mask=kept[:, None] & (dims < HEAD_DIM)[None, :])
+    kept = (mask & (total != 0.0))[:, None] & (dims < HEAD_DIM)[None, :]
+    tl.store(outputs + places[:, None] * HEAD_DIM + dims[None, :], output, mask=kept)
+
+
+@triton.jit
+def store_nothing(partial, places, mask):
+    """Keep that rows saw nothing."""
+    _, totals, _ = partial
+    tl.store(totals + places, tl.zeros([places.shape[0]], tl.float32), mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_splits", "value_scale"])
 def merge_kernel(
     partial_outputs,
     partial_totals,
-    partial_highest,
+    partial_exponents,
     sinks,
     token_end,
     out,
@@ -134,7 +178,7 @@ def merge_kernel(
         for step in tl.static_range(MERGE_UNROLL):
             split = start + step
             part = tl.load(partial_totals + first + split, mask=split < end, other=0.0)
-            exponent = tl.load(partial_highest + first + split, mask=split < end, other=LOWEST)
+            exponent = tl.load(partial_exponents + first + split, mask=split < end, other=LOWEST)
             pointers = partial_outputs + (first + split) * HEAD_DIM + dims
             width = tl.where(part != 0.0, HEAD_DIM, 0)
             tile = tl.load(pointers, mask=dims < width, other=0.0)
@@ -158,13 +202,27 @@ def score_factor(scale: float, key_scale: float, soft_cap: float | None) -> floa
     return scale * key_scale * (LOG2_E.value if soft_cap is None else 1.0 / soft_cap)
 
 
+def check_split_size(split_size: int) -> None:
+    """Refuse a size of splits that is no multiple of every tile of keys.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if split_size % 128 != 0 or split_size <= 0:
+        raise ValueError(f"split_size is {split_size}, must be a positive multiple of 128")
+
+
 def workspace_elements(num_tokens: int, num_heads: int, head_dim: int, num_splits: int) -> int:
     """Size, in elements of float32, of a workspace for partial results."""
     return num_tokens * num_heads * num_splits * (head_dim + 2)
 
 
 def partial_results(
-    workspace: torch.Tensor, num_tokens: int, num_heads: int, head_dim: int, num_splits: int
+    workspace: torch.Tensor | None,
+    num_tokens: int,
+    num_heads: int,
+    head_dim: int,
+    num_splits: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Outputs, totals and exponents in a workspace, by (token, head, split).
 
@@ -172,15 +230,17 @@ def partial_results(
         ValueError: the workspace is too small or no flat float32.
     """
     needed = workspace_elements(num_tokens, num_heads, head_dim, num_splits)
-    if workspace.dtype != torch.float32 or workspace.ndim != 1 or workspace.numel() < needed:
+    if workspace is None or workspace.dtype != torch.float32 or workspace.numel() < needed:
+        found = None if workspace is None else (workspace.dtype, workspace.numel())
         raise ValueError(
-            f"workspace is {workspace.dtype} {tuple(workspace.shape)}; {num_tokens} tokens with "
-            f"{num_heads} heads of {head_dim} in {num_splits} splits need flat float32 of {needed}"
+            f"workspace is {found}; {num_tokens} tokens with {num_heads} heads of {head_dim} in "
+            f"{num_splits} splits need float32 of {needed} elements"
         )
+    workspace = workspace.view(-1)
     count = num_tokens * num_heads * num_splits
     outputs = workspace[: count * head_dim]
-    totals, highest = workspace[count * head_dim : needed].view(2, count)
-    return outputs, totals, highest
+    totals, exponents = workspace[count * head_dim : needed].view(2, count)
+    return outputs, totals, exponents
 
 
 def merge(

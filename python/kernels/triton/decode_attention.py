@@ -14,28 +14,24 @@ import triton
 import triton.language as tl
 
 from trunkline.kernels.triton.attention_parts import (
-    LOG2_E,
-    LOWEST,
-    add_sink,
-    add_tile,
+    add_keys,
+    check_split_size,
+    empty_state,
     merge,
-    normalised,
     partial_results,
     score_factor,
+    store_nothing,
+    store_output,
     store_partial,
 )
 from trunkline.kernels.triton.kv_pages import (
-    OPERANDS,
     check_pools,
-    key_offsets,
-    load_tile,
     padded_head_dim,
     readable,
 )
 from trunkline.kernels.triton.launch import (
     ceil_div,
     device_traits,
-    narrow,
     next_power_of_2,
 )
 
@@ -101,7 +97,7 @@ def decode_kernel(
     out,
     partial_outputs,
     partial_totals,
-    partial_highest,
+    partial_exponents,
     split_size,
     max_splits,
     score_scale,
@@ -113,7 +109,6 @@ def decode_kernel(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     IN_SPLITS: tl.constexpr,
-    DTYPE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -129,42 +124,33 @@ def decode_kernel(
     dims = tl.arange(0, BLOCK_D)
     kv_len = tl.load(kv_lens + row)
     start, visible, end = _key_range(kv_len, split, split_size, max_splits, WINDOW, BLOCK_N)
+    partial = (partial_outputs, partial_totals, partial_exponents)
     places = (row * NUM_HEADS + heads) * max_splits + split
     if IN_SPLITS:
         if start >= end:
-            tl.store(partial_totals + places, tl.zeros([BLOCK_M], tl.float32), mask=exists)
+            store_nothing(partial, places, exists)
             return
     here = (row * NUM_HEADS + heads)[:, None] * HEAD_DIM + dims[None, :]
-    stored = exists[:, None] & (dims < HEAD_DIM)[None, :]
-    q = tl.load(query + here, mask=stored, other=0.0).to(DTYPE)
+    inside = exists[:, None] & (dims < HEAD_DIM)[None, :]
+    q = tl.load(query + here, mask=inside, other=0.0)
     table = page_tables + tl.load(row_slot + row).to(tl.int64) * table_stride
     key_pool += kv_head * head_stride
     value_pool += kv_head * head_stride
-    output = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    highest = tl.full([BLOCK_M], LOWEST, tl.float32)
+    strides = (page_stride, token_stride)
+    state = empty_state(BLOCK_M, BLOCK_D)
     for first in range(start, end, BLOCK_N):
         keys = first + tl.arange(0, BLOCK_N)
-        seen = keys < end
+        stored = keys < end
         if WINDOW > 0:
-            seen = seen & (keys >= visible)
-        offsets = key_offsets(table, keys, seen, page_stride, token_stride, PAGE_SIZE)
-        k = load_tile(key_pool, offsets, seen, dims, HEAD_DIM, DTYPE)
-        v = load_tile(value_pool, offsets, seen, dims, HEAD_DIM, DTYPE)
-        output, total, highest = add_tile(
-            q, k, v, seen[None, :], output, total, highest, score_scale, SOFT_CAP
-        )
-    if IN_SPLITS:
-        store_partial(
-            partial_outputs, partial_totals, partial_highest, places, exists, dims,
-            output, total, highest, HEAD_DIM,
+            stored = stored & (keys >= visible)
+        state = add_keys(
+            q, key_pool, value_pool, strides, table, keys, stored, stored[None, :], state,
+            score_scale, HEAD_DIM, PAGE_SIZE, SOFT_CAP,
         )  # fmt: skip
+    if IN_SPLITS:
+        store_partial(partial, places, exists, state, HEAD_DIM)
     else:
-        if sinks is not None:
-            sink = tl.load(sinks + heads, mask=exists, other=0.0).to(tl.float32) * LOG2_E
-            output, total = add_sink(output, total, highest, sink)
-        output = normalised(output, total, value_scale)
-        tl.store(out + here, narrow(output, out.dtype.element_ty), mask=stored)
+        store_output(out, here, inside, sinks, heads, exists, state, value_scale)
 
 
 def choose_max_splits(num_rows: int, num_kv_heads: int, num_processors: int) -> int:
@@ -223,8 +209,7 @@ def decode_attention(
     num_rows, num_heads, head_dim = query.shape
     _, page_size, num_kv_heads, _ = key_pool.shape
     check_pools(key_pool, value_pool, key_scale, value_scale, query.dtype)
-    if split_size % 128 != 0 or split_size <= 0:
-        raise ValueError(f"split_size is {split_size}, must be a positive multiple of 128")
+    check_split_size(split_size)
     block_dim = padded_head_dim(head_dim)
     config = CONFIGS[block_dim, query.element_size()]
     group = num_heads // num_kv_heads
@@ -259,7 +244,6 @@ def decode_attention(
         WINDOW=window or 0,
         SOFT_CAP=soft_cap or 0.0,
         IN_SPLITS=in_splits,
-        DTYPE=OPERANDS[query.dtype],
         BLOCK_M=block_rows,
         BLOCK_N=config.block_keys,
         BLOCK_D=block_dim,

@@ -11,11 +11,7 @@ from trunkline.kernels.triton.launch import FP8, DeviceTraits, next_power_of_2
 
 MAX_HEAD_DIM = 256
 MIN_BLOCK_DIM = 16  # the least that a matrix product takes
-OPERANDS = {
-    torch.bfloat16: tl.bfloat16,
-    torch.float16: tl.float16,
-    torch.float32: tl.float32,
-}
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def padded_head_dim(head_dim: int) -> int:
@@ -54,8 +50,8 @@ def check_pools(
         raise ValueError(
             f"key and value pool must have one layout with contiguous heads, got {layouts}"
         )
-    if dtype not in OPERANDS:
-        raise ValueError(f"queries are {dtype}, the Triton kernels take {list(OPERANDS)}")
+    if dtype not in FLOATS:
+        raise ValueError(f"queries are {dtype}, the Triton kernels take {FLOATS}")
     if key_pool.dtype not in (dtype, FP8):
         raise ValueError(f"the KV pool is {key_pool.dtype}, must be {FP8} or as queries: {dtype}")
     if key_pool.dtype != FP8 and (key_scale, value_scale) != (1.0, 1.0):

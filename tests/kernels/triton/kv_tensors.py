@@ -29,6 +29,7 @@ LAYERS = (
     Layer(64, 8, 64),  # GPT-OSS
     Layer(32, 32, 80),
     Layer(64, 1, 128),
+    Layer(71, 1, 256),
 )
 
 
@@ -75,4 +76,5 @@ def matrix(quick: bool) -> list[tuple[Layer, torch.dtype, torch.dtype, int | Non
         found.append((layer, torch.float16, FP8, 4096, False))
         found.append((layer, torch.float32, torch.float32, 128, True))
     found.append((LAYERS[3], torch.float32, torch.float32, None, False))
+    found.append((LAYERS[6], torch.float32, torch.float32, None, False))
     return found

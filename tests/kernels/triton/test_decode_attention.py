@@ -151,7 +151,7 @@ def test_what_does_not_fit_is_refused() -> None:
         call(key_scale=2.0)
     with pytest.raises(ValueError, match="split_size is 100"):
         call(split_size=100)
-    with pytest.raises(ValueError, match=r"workspace is .* need flat float32 of 132"):
+    with pytest.raises(ValueError, match=r"workspace is .* need float32 of 132"):
         call()
 
 

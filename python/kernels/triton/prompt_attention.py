@@ -1,0 +1,352 @@
+"""Paged causal attention of prompts, in chunks or whole, over everything in their pages.
+
+A block holds the heads that share a kv head of some consecutive query tokens of one row. Tiles of
+keys that every query of the block sees are taken without a mask; tiles outside of a sliding window
+are not loaded. Where few queries meet many keys, the keys are split over programs, as in
+`decode_attention`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from trunkline.kernels.triton.attention_parts import (
+    add_keys,
+    check_split_size,
+    empty_state,
+    merge,
+    partial_results,
+    score_factor,
+    store_nothing,
+    store_output,
+    store_partial,
+)
+from trunkline.kernels.triton.kv_pages import check_pools, padded_head_dim, readable
+from trunkline.kernels.triton.launch import device_traits
+
+
+@dataclass(frozen=True, slots=True)
+class PromptConfig:
+    """A tile of keys and the program that takes it."""
+
+    block_keys: int
+    num_warps: int
+    num_stages: int  # 5 keep two tiles of keys in flight, 3 one
+
+
+MAX_BLOCK_ROWS = 128
+CONFIGS = {  # by bytes of an element of queries, padded head dim and rows of a block
+    (2, 16, 16): PromptConfig(block_keys=128, num_warps=4, num_stages=5),
+    (2, 16, 64): PromptConfig(block_keys=64, num_warps=4, num_stages=5),
+    (2, 16, 128): PromptConfig(block_keys=64, num_warps=8, num_stages=5),
+    (2, 32, 16): PromptConfig(block_keys=128, num_warps=4, num_stages=5),
+    (2, 32, 64): PromptConfig(block_keys=64, num_warps=4, num_stages=5),
+    (2, 32, 128): PromptConfig(block_keys=64, num_warps=8, num_stages=5),
+    (2, 64, 16): PromptConfig(block_keys=128, num_warps=4, num_stages=5),
+    (2, 64, 64): PromptConfig(block_keys=64, num_warps=4, num_stages=5),
+    (2, 64, 128): PromptConfig(block_keys=64, num_warps=8, num_stages=5),
+    (2, 128, 16): PromptConfig(block_keys=64, num_warps=4, num_stages=5),
+    (2, 128, 64): PromptConfig(block_keys=64, num_warps=4, num_stages=5),
+    (2, 128, 128): PromptConfig(block_keys=64, num_warps=8, num_stages=5),
+    (2, 256, 16): PromptConfig(block_keys=32, num_warps=4, num_stages=5),
+    (2, 256, 64): PromptConfig(block_keys=64, num_warps=8, num_stages=3),
+    (2, 256, 128): PromptConfig(block_keys=16, num_warps=8, num_stages=5),
+    (4, 16, 16): PromptConfig(block_keys=32, num_warps=4, num_stages=3),
+    (4, 16, 64): PromptConfig(block_keys=16, num_warps=8, num_stages=3),
+    (4, 16, 128): PromptConfig(block_keys=16, num_warps=8, num_stages=3),
+    (4, 32, 16): PromptConfig(block_keys=32, num_warps=4, num_stages=3),
+    (4, 32, 64): PromptConfig(block_keys=16, num_warps=8, num_stages=3),
+    (4, 32, 128): PromptConfig(block_keys=16, num_warps=8, num_stages=3),
+    (4, 64, 16): PromptConfig(block_keys=32, num_warps=4, num_stages=3),
+    (4, 64, 64): PromptConfig(block_keys=16, num_warps=8, num_stages=3),
+    (4, 64, 128): PromptConfig(block_keys=16, num_warps=8, num_stages=3),
+    (4, 128, 16): PromptConfig(block_keys=32, num_warps=4, num_stages=3),
+    (4, 128, 64): PromptConfig(block_keys=16, num_warps=8, num_stages=3),
+    (4, 128, 128): PromptConfig(block_keys=16, num_warps=8, num_stages=3),
+    (4, 256, 16): PromptConfig(block_keys=16, num_warps=4, num_stages=3),
+    (4, 256, 64): PromptConfig(block_keys=16, num_warps=8, num_stages=3),
+    (4, 256, 128): PromptConfig(block_keys=16, num_warps=8, num_stages=3),
+}
+
+
+def choose_block_rows(rows: int, group: int, block_dim: int, element_bytes: int) -> int:
+    """Rows of a block: as many as there are, up to what registers hold, and at least a group.
+
+    Raises:
+        ValueError: no block holds a group.
+    """
+    if group > MAX_BLOCK_ROWS:
+        raise ValueError(
+            f"{group} query heads share a kv head, the Triton kernels take at most {MAX_BLOCK_ROWS}"
+        )
+    if element_bytes == 4:  # products without tensor cores: nothing is gained by large blocks
+        held = 16
+    else:
+        held = 64 if block_dim > 128 else 128
+    wanted = max(group, min(rows, held))
+    return next(size for size in (16, 64, MAX_BLOCK_ROWS) if size >= wanted)
+
+
+def fitting_stages(config: PromptConfig, block_rows: int, row_bytes: int, shared: int) -> int:
+    """Stages whose tiles of keys and values fit into shared memory beside the queries."""
+    tiles = 2 * (config.num_stages // 2) * config.block_keys
+    return config.num_stages if (block_rows + tiles) * row_bytes <= shared * 0.95 else 3
+
+
+@triton.jit
+def find_block(query_start, num_rows, block, BLOCK_TOKENS: tl.constexpr):
+    """Row and first query (within the row) of a block.
+
+    Row r has the blocks from `query_start[r] // BLOCK_TOKENS + r` on, which are enough wherever
+    the row starts. So the number of blocks depends only on the numbers of tokens and rows.
+    """
+    low = 0
+    high = num_rows
+    while high - low > 1:
+        middle = (low + high) // 2
+        first = tl.load(query_start + middle) // BLOCK_TOKENS + middle
+        low = tl.where(first <= block, middle, low)
+        high = tl.where(first <= block, high, middle)
+    first = tl.load(query_start + low) // BLOCK_TOKENS + low
+    return low, (block - first) * BLOCK_TOKENS
+
+
+@triton.jit
+def _full_range(start, end, position, last, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The tiles of [start, end) that queries from `position` to `last` see whole."""
+    full_end = tl.minimum(tl.maximum((position + 1) // BLOCK_N * BLOCK_N, start), end)
+    full_start = start
+    if WINDOW > 0:
+        oldest = tl.maximum(last - WINDOW + 1, 0)
+        full_start = tl.minimum(tl.maximum(tl.cdiv(oldest, BLOCK_N) * BLOCK_N, start), full_end)
+    return full_start, full_end
+
+
+@triton.jit
+def _add_masked(
+    query, key_pool, value_pool, strides, table, start, end, oldest, key_end, positions, state,
+    score_scale, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Add the tiles of [start, end) that not every query sees whole."""
+    for first in range(start, end, BLOCK_N):
+        keys = first + tl.arange(0, BLOCK_N)
+        stored = keys < key_end
+        visible = keys[None, :] <= positions[:, None]
+        if WINDOW > 0:
+            stored = stored & (keys >= oldest)
+            visible = visible & (keys[None, :] > positions[:, None] - WINDOW)
+        state = add_keys(
+            query, key_pool, value_pool, strides, table, keys, stored, visible, state,
+            score_scale, HEAD_DIM, PAGE_SIZE, SOFT_CAP,
+        )  # fmt: skip
+    return state
+
+
+@triton.jit(
+    do_not_specialize=["num_rows", "split_size", "max_splits", "score_scale", "value_scale"]
+)
+def prompt_kernel(
+    query,
+    key_pool,
+    value_pool,
+    page_stride,
+    token_stride,
+    head_stride,
+    page_tables,
+    table_stride,
+    row_slot,
+    kv_lens,
+    query_start,
+    num_rows,
+    sinks,
+    out,
+    partial_outputs,
+    partial_totals,
+    partial_exponents,
+    split_size,
+    max_splits,
+    score_scale,
+    value_scale,
+    NUM_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    IN_SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """One program: a block of queries, one kv head, one split."""
+    BLOCK_TOKENS: tl.constexpr = BLOCK_M // GROUP
+    # The blocks with most keys are last in their rows: they start first.
+    block = tl.num_programs(0) - 1 - tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    row, first_query = find_block(query_start, num_rows, block, BLOCK_TOKENS)
+    first_token = tl.load(query_start + row)
+    query_len = tl.load(query_start + row + 1) - first_token
+    if first_query >= query_len:
+        return
+    kv_len = tl.load(kv_lens + row)
+    position = kv_len - query_len + first_query
+    last = tl.minimum(position + BLOCK_TOKENS, kv_len) - 1
+    oldest = 0
+    if WINDOW > 0:
+        oldest = tl.maximum(position - WINDOW + 1, 0)
+    start = oldest // BLOCK_N * BLOCK_N
+    end = last + 1
+    if IN_SPLITS:
+        share = tl.cdiv(tl.cdiv(end - start, max_splits), BLOCK_N) * BLOCK_N
+        share = tl.maximum(share, split_size)
+        start = start + split * share
+        end = tl.minimum(start + share, end)
+
+    rows = tl.arange(0, BLOCK_M)
+    members = rows % GROUP
+    tokens = rows // GROUP
+    exists = (tokens < BLOCK_TOKENS) & (first_query + tokens < query_len)
+    heads = kv_head * GROUP + members
+    flat = (first_token + first_query + tokens).to(tl.int64) * NUM_HEADS + heads
+    partial = (partial_outputs, partial_totals, partial_exponents)
+    if IN_SPLITS:
+        if start >= end:
+            store_nothing(partial, flat * max_splits + split, exists)
+            return
+    dims = tl.arange(0, BLOCK_D)
+    here = flat[:, None] * HEAD_DIM + dims[None, :]
+    inside = exists[:, None] & (dims < HEAD_DIM)[None, :]
+    q = tl.load(query + here, mask=inside, other=0.0)
+    positions = position + tokens
+    table = page_tables + tl.load(row_slot + row).to(tl.int64) * table_stride
+    key_pool += kv_head * head_stride
+    value_pool += kv_head * head_stride
+    strides = (page_stride, token_stride)
+    state = empty_state(BLOCK_M, BLOCK_D)
+    full_start, full_end = _full_range(start, end, position, last, WINDOW, BLOCK_N)
+    if WINDOW > 0:
+        state = _add_masked(
+            q, key_pool, value_pool, strides, table, start, full_start, oldest, end, positions,
+            state, score_scale, HEAD_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, BLOCK_N,
+        )  # fmt: skip
+    for first in range(full_start, full_end, BLOCK_N):
+        keys = first + tl.arange(0, BLOCK_N)
+        state = add_keys(
+            q, key_pool, value_pool, strides, table, keys, None, None, state,
+            score_scale, HEAD_DIM, PAGE_SIZE, SOFT_CAP,
+        )  # fmt: skip
+    state = _add_masked(
+        q, key_pool, value_pool, strides, table, full_end, end, oldest, end, positions,
+        state, score_scale, HEAD_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, BLOCK_N,
+    )  # fmt: skip
+    if IN_SPLITS:
+        store_partial(partial, flat * max_splits + split, exists, state, HEAD_DIM)
+    else:
+        store_output(out, here, inside, sinks, heads, exists, state, value_scale)
+
+
+def prompt_attention(
+    query: torch.Tensor,
+    key_pool: torch.Tensor,
+    value_pool: torch.Tensor,
+    page_tables: torch.Tensor,
+    row_slot: torch.Tensor,
+    kv_lens: torch.Tensor,
+    query_start: torch.Tensor,
+    out: torch.Tensor,
+    workspace: torch.Tensor | None = None,
+    *,
+    max_query_len: int,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: torch.Tensor | None,
+    key_scale: float,
+    value_scale: float,
+    split_size: int = 256,
+    max_splits: int = 1,
+) -> None:
+    """Attend causally from the last `query_start[r + 1] - query_start[r]` positions of each row r.
+
+    Keys and values of the queries themselves are in the pools already. Tokens from
+    `query_start[R]` on are padding: nothing is written for them.
+
+    Args:
+        query: [T, Hq, D], contiguous; rows one after another.
+        key_pool: see `decode_attention`.
+        value_pool: see `decode_attention`.
+        page_tables: [slots, max_pages] int32; entries that no key lies in are not read.
+        row_slot: [R] int32.
+        kv_lens: [R] int32, the row's queries included.
+        query_start: [R + 1] int32, ascending from 0; padding rows have no queries.
+        out: [T, Hq, D], contiguous.
+        workspace: flat float32, `workspace_elements(T, Hq, D, max_splits)`; unused for one split.
+        max_query_len: not below any row's number of queries; the size of blocks depends on it.
+        scale: of scores.
+        window: how many keys a query sees, its own included; None for all.
+        soft_cap: `cap * tanh(score / cap)` bounds scores; None for no bound.
+        sinks: [Hq] logits that count in the denominator only, or None.
+        key_scale: what keys of an fp8 pool are multiplied by.
+        value_scale: what values of an fp8 pool are multiplied by.
+        split_size: least number of keys in a split, a multiple of 128.
+        max_splits: more than 1 where there are too few blocks to keep the device busy.
+
+    Raises:
+        ValueError: an argument is not as described, or more than 128 heads share a kv head.
+    """
+    num_tokens, num_heads, head_dim = query.shape
+    _, page_size, num_kv_heads, _ = key_pool.shape
+    check_pools(key_pool, value_pool, key_scale, value_scale, query.dtype)
+    check_split_size(split_size)
+    block_dim = padded_head_dim(head_dim)
+    group = num_heads // num_kv_heads
+    size = query.element_size()
+    block_rows = choose_block_rows(max_query_len * group, group, block_dim, size)
+    config = CONFIGS[size, block_dim, block_rows]
+    partial = None
+    if max_splits > 1:
+        partial = partial_results(workspace, num_tokens, num_heads, head_dim, max_splits)
+    num_rows = row_slot.shape[0]
+    num_blocks = num_tokens // (block_rows // group) + num_rows
+    traits = device_traits(query.device)
+    prompt_kernel[(num_blocks, num_kv_heads, max_splits)](
+        query,
+        readable(key_pool, traits),
+        readable(value_pool, traits),
+        key_pool.stride(0),
+        key_pool.stride(1),
+        key_pool.stride(2),
+        page_tables,
+        page_tables.stride(0),
+        row_slot,
+        kv_lens,
+        query_start,
+        num_rows,
+        sinks,
+        out,
+        *(partial or (None, None, None)),
+        split_size,
+        max_splits,
+        score_factor(scale, key_scale, soft_cap),
+        value_scale,
+        NUM_HEADS=num_heads,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        PAGE_SIZE=page_size,
+        WINDOW=window or 0,
+        SOFT_CAP=soft_cap or 0.0,
+        IN_SPLITS=partial is not None,
+        BLOCK_M=block_rows,
+        BLOCK_N=config.block_keys,
+        BLOCK_D=block_dim,
+        num_warps=config.num_warps,
+        num_stages=fitting_stages(config, block_rows, block_dim * size, traits.shared_memory),
+    )
+    if partial is not None:
+        merge(partial, sinks, query_start[-1:], out, max_splits, value_scale)
