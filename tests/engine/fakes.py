@@ -174,6 +174,7 @@ class FakeCore:
         return self.deadline
 
     def flush_cache(self) -> bool:
+        self.log.append("flush")
         return not self.requests
 
     def stats(self) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ from trunkline.engine.channel import Message
 from trunkline.engine.loop import EngineLoop, LoopOptions, Preparer
 from trunkline.engine.messages import SamplingParams, Submit
 from trunkline.engine.step_log import StepLog
+from trunkline.kernels import Finished
 from trunkline.plan import Plan
 
 
@@ -141,6 +142,95 @@ def test_a_runner_that_keeps_failing_ends_the_loop() -> None:
     port = ScriptedPort(*([submit(key, [10])] for key in range(9)))
     with pytest.raises(RuntimeError, match="device lost"):
         run(port, runner=FakeRunner(fail))
+
+
+class Launcher(FakeRunner):
+    """Notes in the core's log what is launched and waited for; may fail when waited for."""
+
+    def __init__(self, core: FakeCore, *, awaits: bool = False, fails_at: int = 0) -> None:
+        super().__init__(lambda plan: core.log.append(f"forward {plan.step}"))
+        self.core = core
+        self.awaits = awaits
+        self.fails_at = fails_at
+
+    def awaits_earlier(self, plan: Plan) -> bool:
+        return self.awaits
+
+    def sample(self, plan: Plan) -> Waited:
+        self.core.log.append(f"sample {plan.step}")
+        return Waited(self, plan.step, super().sample(plan))
+
+
+@dataclass
+class Waited:
+    launcher: Launcher
+    step: int
+    result: Finished
+
+    def wait(self) -> np.ndarray:
+        self.launcher.core.log.append(f"wait {self.step}")
+        if self.step == self.launcher.fails_at:
+            raise RuntimeError("the device lost it")
+        return self.result.wait()
+
+
+def test_a_step_is_launched_before_the_one_before_is_waited_for() -> None:
+    core = FakeCore(1)
+    run(ScriptedPort([submit(1, [10], 2)]), core, Launcher(core))
+    assert core.log == [
+        *("plan 1", "forward 1", "sample 1"),
+        *("plan 2", "forward 2", "sample 2", "wait 1", "commit"),
+        *("wait 2", "commit"),
+    ]
+
+
+def test_a_step_that_needs_the_tokens_before_it_is_sampled_after_their_commit() -> None:
+    core = FakeCore(1)
+    port = ScriptedPort([submit(1, [10], 3)])
+    run(port, core, Launcher(core, awaits=True))
+    assert core.log == [
+        *("plan 1", "forward 1", "sample 1"),
+        *("plan 2", "forward 2", "wait 1", "commit", "sample 2"),
+        *("plan 3", "forward 3", "wait 2", "commit", "sample 3"),
+        *("wait 3", "commit"),
+    ]
+    assert outputs(port) == {1: [11, 12, 13]}
+
+
+def test_after_a_step_that_failed_none_is_launched_until_all_are_committed() -> None:
+    core = FakeCore(1)
+    port = ScriptedPort([submit(1, [10], 9)], [submit(2, [20], 4)])
+    run(port, core, Launcher(core, fails_at=1))
+    finished = {e.key: e.reason for e in port.sent if isinstance(e, messages.Finished)}
+    assert finished == {1: "error", 2: "length"}
+    after = core.log[core.log.index("wait 1") :]
+    assert after[:5] == ["wait 1", "commit", "wait 2", "commit", "plan 3"]
+
+
+def test_a_loop_that_stops_waits_for_what_is_in_flight() -> None:
+    core = FakeCore(1)
+    port = ScriptedPort([submit(1, [10], 9)])
+    launcher = Launcher(core)
+    forward = launcher.forward
+
+    def stop_at_3(plan: Plan) -> None:
+        forward(plan)
+        if plan.step == 3 and port.loop is not None:
+            port.loop.stop()
+
+    launcher.forward = stop_at_3  # type: ignore[method-assign]
+    run(port, core, launcher)
+    assert core.log[-4:] == ["sample 3", "wait 2", "commit", "wait 3"]
+
+
+def test_the_cache_is_flushed_when_no_step_is_in_flight() -> None:
+    core = FakeCore(1)
+    flush = messages.Control(1, "flush_cache")
+    asked = Message(1, messages.CONTROL, msgspec.msgpack.encode(flush))
+    run(ScriptedPort([submit(1, [10], 9)], [], [asked]), core, Launcher(core))
+    at = core.log.index("flush")
+    assert core.log[:at].count("commit") == int(core.log[at - 2].removeprefix("wait "))
+    assert core.log[at - 1] == "commit"
 
 
 def test_a_malformed_request_is_refused_and_the_loop_goes_on() -> None:
