@@ -1,77 +1,50 @@
-"""How fast does a server answer? Four workloads over streaming `/v1/completions`.
+"""How fast does a server answer? The workloads of `workloads.py` over streaming `/v1/completions`.
 
-Works against any server that speaks the OpenAI API and takes prompts as lists of token ids. Prompts
-are random ids from a range that every vocabulary has; each repetition has a seed of its own, so
-that none hits the cache of another. One connection per request; times are taken at each event.
+Works against any server that speaks the OpenAI API and takes prompts as lists of token ids. One
+connection per request. The load generator shares the server's cores, so it does as little as it can
+while a stream runs: it notes when bytes arrive, and looks into them when the stream has ended.
 
-    engine-serve --port 30000 &
-    python bench/serving.py --url http://127.0.0.1:30000 [--workloads W1 W2] [--json out.json]
+    engine-serve --model DIR --port 30000 &
+    python bench/serving.py --url http://127.0.0.1:30000 --tokenizer DIR [--workloads W1 W2]
+        [--json out.json]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import bisect
 import json
 import platform
-import random
-import statistics
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Coroutine, Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
-import httpx
+import uvloop
+from workloads import WORKLOADS, Answer, Words, measure, median_of, warm_up
 
-FIRST_ID, LAST_ID = 1000, 30_000
-SHARED_TOKENS = 1024
-
-
-@dataclass(slots=True)
-class Request:
-    """What one request took. Times in seconds since the workload's start."""
-
-    prompt_tokens: int
-    sent: float
-    arrivals: list[float] = field(default_factory=list)
-    output_tokens: int = 0
+T = TypeVar("T")
+HEADINGS = ("req/s", "in tok/s", "out tok/s", "TTFT p50 ms", "p99", "ITL p50 ms", "p99")
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One run of a workload."""
+class HttpTransport:
+    """Streams completions from a server."""
 
-    workload: str
-    requests_per_s: float
-    input_tokens_per_s: float
-    output_tokens_per_s: float
-    first_token_p50_ms: float
-    first_token_p99_ms: float
-    inter_token_p50_ms: float
-    inter_token_p99_ms: float
-
-
-class Load:
-    """Sends requests to one server and notes when their tokens arrive."""
-
-    def __init__(self, url: str, model: str, seed: int) -> None:
-        """Make a load; `seed` decides all prompts."""
-        self._url = f"{url}/v1/completions"
+    def __init__(self, url: str, model: str) -> None:
+        """Make a transport; nothing is sent yet."""
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname, parts.port
         self._model = model
-        self._random = random.Random(seed)
-        self._start = time.perf_counter()
-        self.requests: list[Request] = []
 
-    def prompt(self, tokens: int) -> list[int]:
-        """Random ids."""
-        return [self._random.randrange(FIRST_ID, LAST_ID) for _ in range(tokens)]
+    async def __call__(self, prompt: list[int], output_tokens: int) -> Answer:
+        """See `workloads.Transport`.
 
-    def now(self) -> float:
-        """Seconds since the load was made."""
-        return time.perf_counter() - self._start
-
-    async def send(self, prompt: list[int], output_tokens: int) -> None:
-        """One streamed request; returns when its stream has ended."""
+        Raises:
+            RuntimeError: the server refused, or failed half-way.
+        """
         body = {
             "model": self._model,
             "prompt": prompt,
@@ -81,97 +54,86 @@ class Load:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        # Certificates are of no use here, and to load them takes longer than a short prompt.
-        async with httpx.AsyncClient(timeout=600, verify=False) as client:
-            request = Request(len(prompt), self.now())
-            self.requests.append(request)
-            async with client.stream("POST", self._url, json=body) as response:
-                response.raise_for_status()
-                async for line in response.aiter_lines():
-                    self._note(request, line)
-
-    def _note(self, request: Request, line: str) -> None:
-        if not line.startswith("data: {"):
-            return
-        chunk = json.loads(line[6:])
-        if "error" in chunk:
-            raise RuntimeError(chunk["error"])
-        if chunk.get("usage"):
-            request.output_tokens = chunk["usage"]["completion_tokens"]
-        elif any(choice.get("text") for choice in chunk["choices"]):
-            request.arrivals.append(self.now())
-
-    async def workers(self, number: int, jobs: list[Callable[[], Awaitable[None]]]) -> None:
-        """Run the jobs, `number` at a time."""
-        left = iter(jobs)
-
-        async def worker() -> None:
-            for job in left:
-                await job()
-
-        await asyncio.gather(*(worker() for _ in range(number)))
-
-    def result(self, workload: str) -> Result:
-        """Sum up."""
-        elapsed = max(request.arrivals[-1] for request in self.requests)
-        first = [1e3 * (request.arrivals[0] - request.sent) for request in self.requests]
-        gaps = [
-            1e3 * (after - before)
-            for request in self.requests
-            for before, after in zip(request.arrivals, request.arrivals[1:], strict=False)
-        ]
-        return Result(
-            workload=workload,
-            requests_per_s=len(self.requests) / elapsed,
-            input_tokens_per_s=sum(request.prompt_tokens for request in self.requests) / elapsed,
-            output_tokens_per_s=sum(request.output_tokens for request in self.requests) / elapsed,
-            first_token_p50_ms=statistics.median(first),
-            first_token_p99_ms=percentile(first, 0.99),
-            inter_token_p50_ms=statistics.median(gaps),
-            inter_token_p99_ms=percentile(gaps, 0.99),
+        content = json.dumps(body).encode()
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: {self._host}\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
         )
+        sent = time.perf_counter()
+        reader, writer = await asyncio.open_connection(self._host, self._port)
+        pieces, times = [], []
+        try:
+            writer.write(head.encode() + content)
+            while piece := await reader.read(1 << 16):
+                times.append(time.perf_counter())
+                pieces.append(piece)
+        finally:
+            writer.close()
+        return _parse(sent, pieces, times, len(prompt))
 
 
-def percentile(values: list[float], share: float) -> float:
-    """The value below which `share` of all lie."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+def _parse(sent: float, pieces: list[bytes], times: list[float], prompt_tokens: int) -> Answer:
+    """Find the events in what was received."""
+    head, _, _ = b"".join(pieces[:8]).partition(b"\r\n\r\n")
+    if b" 200 " not in head.partition(b"\r\n")[0]:
+        raise RuntimeError(f"the server answered {b''.join(pieces)[:2000]!r}")
+    raw = b"".join(pieces)
+    ends, total = [], 0
+    for piece in pieces:
+        total += len(piece)
+        ends.append(total)
+    is_chunked = b"transfer-encoding: chunked" in head.lower()
+    arrivals, texts, output_tokens = [], [], 0
+    for end, event in _events(raw, len(head) + 4, is_chunked):
+        chunk = json.loads(event)
+        if "error" in chunk:
+            raise RuntimeError(f"the stream broke off: {chunk['error']}")
+        if chunk.get("usage"):
+            output_tokens = chunk["usage"]["completion_tokens"]
+        text = chunk["choices"][0].get("text") if chunk["choices"] else None
+        if text:
+            texts.append(text)
+            arrivals.append(times[bisect.bisect_left(ends, end)])
+    if not arrivals or not output_tokens:
+        raise RuntimeError(f"the stream held no text or no usage: {raw[-2000:]!r}")
+    return Answer(sent, arrivals, prompt_tokens, output_tokens, "".join(texts))
 
 
-async def independent(load: Load, number: int, prompt: int, output: int, at_once: int) -> None:
-    """Requests that share nothing."""
-    prompts = [load.prompt(prompt) for _ in range(number)]
-    await load.workers(at_once, [lambda ids=ids: load.send(ids, output) for ids in prompts])
+def _events(raw: bytes, start: int, is_chunked: bool) -> Iterator[tuple[int, bytes]]:
+    """Each event's JSON, and the offset in `raw` behind it."""
+    body, offsets = bytearray(), []  # offsets: (end in the body, what to add to be in `raw`)
+    position = start
+    while is_chunked:
+        line_end = raw.index(b"\r\n", position)
+        size = int(raw[position:line_end].partition(b";")[0], 16)
+        if size == 0:
+            break
+        begin = line_end + 2
+        offsets.append((len(body) + size, begin - len(body)))
+        body += raw[begin : begin + size]
+        position = begin + size + 2
+    if not is_chunked:
+        body += raw[start:]
+        offsets.append((len(body), start))
+    index, end = 0, 0
+    for line in bytes(body).split(b"\n"):
+        end += len(line) + 1
+        if line.startswith(b"data: {"):
+            while offsets[index][0] < end - 1:
+                index += 1
+            yield end - 1 + offsets[index][1], line[6:]
 
 
-async def shared_prefix(load: Load) -> None:
-    """64 requests that share 1,024 leading tokens."""
-    prefix = load.prompt(SHARED_TOKENS)
-    prompts = [prefix + load.prompt(64) for _ in range(64)]
-    await load.workers(16, [lambda ids=ids: load.send(ids, 32) for ids in prompts])
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run it in a loop that costs little."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(coroutine)
 
 
-WORKLOADS: dict[str, Callable[[Load], Awaitable[None]]] = {
-    "W1": lambda load: independent(load, 8, 64, 128, 1),
-    "W2": lambda load: independent(load, 64, 256, 128, 16),
-    "W3": shared_prefix,
-    "W4": lambda load: independent(load, 16, 1500, 4, 4),
-}
-
-
-async def measure(url: str, model: str, name: str, seed: int) -> Result:
-    """One run of one workload."""
-    load = Load(url, model, seed)
-    await WORKLOADS[name](load)
-    return load.result(name)
-
-
-def median_of(results: list[Result]) -> Result:
-    """Field by field."""
-    rows = [asdict(result) for result in results]
-    numbers = {
-        key: statistics.median(row[key] for row in rows) for key in rows[0] if key != "workload"
-    }
-    return Result(workload=results[0].workload, **numbers)
+def cells(result: dict[str, Any]) -> str:
+    """The figures of a result as cells of a table, in the order of `HEADINGS`."""
+    numbers = [value for key, value in result.items() if key not in ("workload", "seconds")]
+    return " | ".join(f"{value:.2f}" if value < 10 else f"{value:.0f}" for value in numbers)
 
 
 def main() -> None:
@@ -179,24 +141,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--url", default="http://127.0.0.1:30000")
     parser.add_argument("--model", default="default")
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--tokenizer", type=Path, required=True, help="the model's directory")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS)[:5])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    asyncio.run(measure(options.url, options.model, "W1", seed=0))
+    transport, words = HttpTransport(options.url, options.model), Words(options.tokenizer)
+    run(warm_up(transport, words))
     medians = []
     print(f"{platform.processor() or platform.machine()}, {options.runs} runs, medians")
-    print("| workload | req/s | in tok/s | out tok/s | TTFT p50 ms | p99 | ITL p50 ms | p99 |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(f"| workload | {' | '.join(HEADINGS)} |")
+    print("|---" * (len(HEADINGS) + 1) + "|")
     for name in options.workloads:
         runs = [
-            asyncio.run(measure(options.url, options.model, name, seed=100 * run + 1))
-            for run in range(options.runs)
+            run(measure(transport, words, name, seed=100 * number + 1))
+            for number in range(options.runs)
         ]
         medians.append(median_of(runs))
-        numbers = [value for value in asdict(medians[-1]).values() if isinstance(value, float)]
-        cells = " | ".join(f"{value:.2f}" if value < 10 else f"{value:.0f}" for value in numbers)
-        print(f"| {name} | {cells} |", flush=True)
+        print(f"| {name} | {cells(asdict(medians[-1]))} |", flush=True)
     if options.json:
         options.json.write_text(json.dumps([asdict(result) for result in medians], indent=1))
 
