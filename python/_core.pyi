@@ -17,6 +17,7 @@ __all__ = [
     "IntegrityError",
     "Router",
     "RouterError",
+    "cpu_block_kinds",
     "cpu_isas",
     "serve_router",
     "shared_prefix_trace",
@@ -289,7 +290,11 @@ class CpuModel:
     """
 
     def __new__(
-        cls, dtype: str, isa: str | None = None, num_threads: int | None = None
+        cls,
+        dtype: str,
+        isa: str | None = None,
+        num_threads: int | None = None,
+        quantised: bool = False,
     ) -> CpuModel:
         """Start the threads.
 
@@ -297,6 +302,8 @@ class CpuModel:
             dtype: bfloat16 or float32.
             isa: avx512_bf16, avx2 or portable; None: the fastest that the processor has.
             num_threads: None: as many as affinity mask and cgroup quota allow.
+            quantised: store the weights of linears and embeddings as blocks of small integers;
+                operations on them read quantised buffers.
 
         Raises:
             ValueError: there are no kernels for the dtype, or the processor lacks the instructions.
@@ -328,11 +335,24 @@ class CpuModel:
     def load_norm(self, index: int, tensor: Buffer) -> None:
         """Load a norm's weight."""
 
-    def load_linear(self, index: int, part: int, tensor: Buffer) -> None:
-        """Pack a part's weight `[outputs, in_features]`."""
+    def load_linear(self, index: int, part: int, tensor: Buffer, kind: str | None = None) -> None:
+        """Pack a part's weight `[outputs, in_features]`.
+
+        Args:
+            index: the linear.
+            part: its part.
+            tensor: elements or, if the model is quantised, a GGUF file's rows of blocks.
+            kind: bfloat16, float32 or one of `cpu_block_kinds`; None: the model's dtype.
+
+        Raises:
+            ValueError: the tensor has another size, or cannot be quantised.
+        """
 
     def load_bias(self, index: int, part: int, tensor: Buffer) -> None:
         """Load a part's bias."""
+
+    def embedding_linear(self, index: int) -> int | None:
+        """The linear whose weight is the table, which is loaded instead; None: not quantised."""
 
     def embedding_bytes(self, index: int) -> int:
         """Memory of an embedding."""
@@ -405,8 +425,9 @@ class CpuLinearBench:
         shapes: list[tuple[int, int]],
         isa: str | None = None,
         num_threads: int | None = None,
+        blocks: str | None = None,
     ) -> CpuLinearBench:
-        """Allocate weights of `(outputs, inputs)` each."""
+        """Allocate weights of `(outputs, inputs)` each, stored as `blocks` if given."""
 
     @property
     def num_bytes(self) -> int:
@@ -417,6 +438,9 @@ class CpuLinearBench:
 
     def streaming_read(self) -> float:
         """Seconds to read all weights once."""
+
+def cpu_block_kinds() -> list[str]:
+    """GGUF types that the CPU kernels pack as they are stored."""
 
 def cpu_isas() -> list[str]:
     """Instruction sets that this processor has, fastest first."""

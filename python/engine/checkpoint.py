@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trunkline.engine.chat_template import ChatTemplate
     from trunkline.engine.models.config import DecoderConfig
     from trunkline.engine.tokenizer import Tokenizer
+    from trunkline.kernels import BlockTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,20 @@ class Checkpoint(Protocol):
         Raises:
             CheckpointError: a file is truncated or a tensor unreadable; the message names both.
         """
+
+
+@runtime_checkable
+class BlockCheckpoint(Protocol):
+    """A checkpoint whose format may store matrices as quantised blocks (GGUF)."""
+
+    @property
+    def matrix_kinds(self) -> frozenset[str]:
+        """The ggml types of its matrices, those of plain floats included; empty: another format."""
+
+    def stored_tensors(
+        self, kinds: frozenset[str]
+    ) -> Iterator[tuple[str, torch.Tensor | BlockTensor]]:
+        """As `Checkpoint.tensors`, but matrices of these ggml types as they are stored."""
 
 
 class CheckpointError(Exception):

@@ -13,6 +13,7 @@ import torch
 
 from trunkline.engine import resources
 from trunkline.engine.config import KernelOptions
+from trunkline.engine.quantization import resolve_quantization
 from trunkline.engine.resources import SettingError
 from trunkline.kernels import BackendOptions
 
@@ -25,12 +26,20 @@ class Computation:
     options: BackendOptions
 
 
-def computation(options: KernelOptions, device: torch.device, device_bytes: int) -> Computation:
+def computation(
+    options: KernelOptions,
+    device: torch.device,
+    dtype: torch.dtype,
+    kinds: frozenset[str],
+    device_bytes: int,
+) -> Computation:
     """Work out how to compute.
 
     Args:
         options: the settings.
         device: where.
+        dtype: of the activations.
+        kinds: ggml types of the checkpoint's matrices; empty: it is no GGUF file.
         device_bytes: its memory.
 
     Raises:
@@ -42,10 +51,10 @@ def computation(options: KernelOptions, device: torch.device, device_bytes: int)
         attention == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
     )
     _check(options, device, on_cuda)
-    if attention == "torch_native":
-        return Computation("torch", BackendOptions())
-    if not on_cuda:
-        return Computation(None, BackendOptions())
+    backend = "torch" if attention == "torch_native" else "triton" if on_cuda else None
+    quantization = resolve_quantization(options.quantization, kinds, device, dtype, backend)
+    if backend != "triton":
+        return Computation(backend, BackendOptions(quantization=quantization))
     deterministic = options.enable_deterministic_inference
     rows = resources.graph_rows(
         options.cuda_graph_max_bs, disabled=options.disable_cuda_graph, device_bytes=device_bytes
@@ -55,7 +64,7 @@ def computation(options: KernelOptions, device: torch.device, device_bytes: int)
         BackendOptions(
             attention=attention,
             kv_dtype=options.kv_cache_dtype,
-            quantization=options.quantization,
+            quantization=quantization,
             deterministic=deterministic,
             max_graph_batch=rows if device.type == "cuda" else 0,
         ),
@@ -66,11 +75,10 @@ def _check(options: KernelOptions, device: torch.device, on_cuda: bool) -> None:
     for name, value, neutral in (
         ("attention_backend", options.attention_backend, ("auto", "torch_native")),
         ("kv_cache_dtype", options.kv_cache_dtype, ("auto",)),
-        ("quantization", options.quantization, ("none",)),
     ):
         if value in neutral:
             continue
-        if not on_cuda or (name == "quantization" and device.type != "cuda"):
+        if not on_cuda:
             raise SettingError(
                 f"{name} is {value!r}, which needs a CUDA device, but the device is {device}; "
                 f"use {neutral[0]!r}"

@@ -20,13 +20,14 @@ import torch
 from trunkline._core import Core
 from trunkline.engine import env_vars, resources
 from trunkline.engine.channel import Port
-from trunkline.engine.checkpoint import Checkpoint
+from trunkline.engine.checkpoint import BlockCheckpoint, Checkpoint
 from trunkline.engine.computation import computation
 from trunkline.engine.config import EngineConfig, flat_settings
 from trunkline.engine.core_config import CoreConfig
 from trunkline.engine.grammar.setup import Grammars, NoGrammars, start_grammars
 from trunkline.engine.loop import EngineLoop, LoopOptions
 from trunkline.engine.messages import EngineFacts, SamplingParams, Submit
+from trunkline.engine.quantization import weight_bytes
 from trunkline.engine.resources import SettingError
 from trunkline.engine.runner import Runner, RunnerOptions, resolve_dtype
 from trunkline.engine.shares import Share
@@ -154,9 +155,10 @@ def build(
     except OptionError as error:
         raise SettingError(str(error)) from error
     logger.info(
-        "Load weight end. type=%s, dtype=torch.%s, avail mem=%s, elapsed=%.1f s",
+        "Load weight end. type=%s, dtype=torch.%s, quantization=%s, avail mem=%s, elapsed=%.1f s",
         checkpoint.config.architecture,
         runner.options.dtype,
+        runner.options.computation.quantization,
         _available(sizes),
         time.monotonic() - started_at,
     )
@@ -237,17 +239,17 @@ def _sizes(
     free = _free_bytes(device)
     if on_host and share.host_bytes is not None:
         free = min(free, share.host_bytes)
-    chosen = computation(config.kernels, device, _total_bytes(device))
+    kinds = checkpoint.matrix_kinds if isinstance(checkpoint, BlockCheckpoint) else frozenset()
+    chosen = computation(config.kernels, device, dtype, kinds, _total_bytes(device))
     if on_host and config.kernels.cuda_graph_max_bs is not None:
         logger.warning("cuda_graph_max_bs has no effect: there are no CUDA graphs on %s", device)
     context_len = resources.context_length(config.model.context_length, model)
     max_running = resources.max_running_requests(config.scheduler, on_host=on_host)
-    linear_bytes = 1 if chosen.options.quantization == "fp8" else dtype.itemsize
     kv_bytes = dtype.itemsize if chosen.options.kv_dtype == "auto" else 1
     budget = config.scheduler.max_prefill_tokens or resources.MAX_BUDGET_TOKENS
     memory = resources.Memory(
         free=free,
-        weights=resources.weight_bytes(model, dtype.itemsize, linear_bytes),
+        weights=weight_bytes(model, chosen.options.quantization, dtype),
         per_token=resources.kv_token_bytes(model, kv_bytes),
         on_host=on_host,
         num_engines=share.count if on_host else 1,

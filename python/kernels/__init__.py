@@ -7,6 +7,8 @@ from trunkline.kernels.interface import (
     Backend,
     BackendOptions,
     Batch,
+    BlockBackend,
+    BlockTensor,
     Finished,
     ForwardOutputs,
     KvPool,
@@ -26,7 +28,7 @@ from trunkline.kernels.interface import (
     StepwiseBackend,
     Weight,
 )
-from trunkline.kernels.registry import BACKENDS, BackendEntry, select_backend
+from trunkline.kernels.registry import BACKENDS, BackendEntry, is_supported, select_backend
 
 __all__ = [
     "BACKENDS",
@@ -37,6 +39,8 @@ __all__ = [
     "BackendEntry",
     "BackendOptions",
     "Batch",
+    "BlockBackend",
+    "BlockTensor",
     "Finished",
     "ForwardOutputs",
     "KvPool",
@@ -55,5 +59,6 @@ __all__ = [
     "StepProgram",
     "StepwiseBackend",
     "Weight",
+    "is_supported",
     "select_backend",
 ]

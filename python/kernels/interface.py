@@ -32,6 +32,15 @@ OwnKvPool: TypeAlias = Any
 ActivationName = Literal["silu"]
 
 
+@dataclass(frozen=True, slots=True)
+class BlockTensor:
+    """A matrix as a GGUF file stores it: rows of quantised blocks."""
+
+    kind: str  # ggml's name of the type
+    shape: tuple[int, ...]  # of the elements
+    rows: npt.NDArray[np.uint8]  # [rows, bytes of a row], read-only
+
+
 class Weight(Protocol):
     """A handle of one or several checkpoint tensors, in whatever form the backend computes on."""
 
@@ -43,12 +52,12 @@ class Weight(Protocol):
     def num_bytes(self) -> int:
         """Memory that the handle holds now."""
 
-    def load(self, part: str, tensor: torch.Tensor) -> None:
+    def load(self, part: str, tensor: Any) -> None:
         """Copy one checkpoint tensor into the handle; at any time, also over an older one.
 
         Args:
             part: a key of `shapes`.
-            tensor: any dtype and device; not kept.
+            tensor: a torch tensor of any dtype and device, or what `BlockBackend` says; not kept.
         """
 
 
@@ -227,7 +236,8 @@ class BackendOptions:
     Attributes:
         attention: kernels that attend: auto, flashinfer, triton.
         kv_dtype: how keys and values are stored: auto (as activations are), fp8_e4m3.
-        quantization: of linears' weights, when they are loaded: none, fp8.
+        quantization: of weights, when they are loaded: none, int8, gguf or fp8, as
+            `engine.quantization` explains them.
         deterministic: bits never depend on batch, chunk or step. Backends of which that is always
             true take either value.
         max_graph_batch: rows of the largest decode step that is captured as a CUDA graph; 0: none
@@ -372,6 +382,15 @@ class Backend(Protocol):
 
         A backend that records takes it only of the `x` and `norm` of `logits`.
         """
+
+
+@runtime_checkable
+class BlockBackend(Protocol):
+    """A backend whose embeddings and linears take tensors as they are stored, too."""
+
+    @property
+    def block_kinds(self) -> frozenset[str]:
+        """Types for which `Weight.load` takes a `BlockTensor` as a weight."""
 
 
 class StepwiseBackend(Backend, Protocol):

@@ -21,6 +21,7 @@ class BackendEntry:
     priority: int
     supports: Callable[[torch.device, torch.dtype], bool]
     create: Callable[[torch.device, torch.dtype, BackendOptions], StepwiseBackend | ProgramBackend]
+    quantizations: tuple[str, ...] = ("none",)  # that it has; `engine.quantization` says what
 
 
 def _supports_cpu(device: torch.device, dtype: torch.dtype) -> bool:
@@ -34,7 +35,7 @@ def _create_cpu(
     from trunkline.kernels.cpu import CpuBackend
 
     _refuse_device_options("cpu", options)
-    return CpuBackend(device, dtype)
+    return CpuBackend(device, dtype, options.quantization)
 
 
 def _create_torch(
@@ -49,7 +50,6 @@ def _refuse_device_options(name: str, options: BackendOptions) -> None:
     for flag, value, neutral in (
         ("attention_backend", options.attention, "auto"),
         ("kv_cache_dtype", options.kv_dtype, "auto"),
-        ("quantization", options.quantization, "none"),
     ):
         if value != neutral:
             raise OptionError(
@@ -82,11 +82,42 @@ BACKENDS: tuple[BackendEntry, ...] = (
     BackendEntry(
         name="torch", priority=0, supports=lambda _device, _dtype: True, create=_create_torch
     ),
-    BackendEntry(name="cpu", priority=10, supports=_supports_cpu, create=_create_cpu),
-    BackendEntry(name="triton", priority=20, supports=_supports_cuda, create=_create_triton),
+    BackendEntry(
+        name="cpu",
+        priority=10,
+        supports=_supports_cpu,
+        create=_create_cpu,
+        quantizations=("none", "int8", "gguf"),
+    ),
+    BackendEntry(
+        name="triton",
+        priority=20,
+        supports=_supports_cuda,
+        create=_create_triton,
+        quantizations=("none", "fp8"),
+    ),
     # Kernels run in an interpreter there, for tests: below the reference, so by name only.
     BackendEntry(name="triton", priority=-1, supports=_supports_interpreter, create=_create_triton),
 )
+
+
+def _fitting(
+    device: torch.device, dtype: torch.dtype, name: str | None, quantization: str
+) -> list[BackendEntry]:
+    return [
+        entry
+        for entry in BACKENDS
+        if entry.supports(device, dtype)
+        and (name is None or entry.name == name)
+        and quantization in entry.quantizations
+    ]
+
+
+def is_supported(
+    device: torch.device, dtype: torch.dtype, name: str | None, quantization: str
+) -> bool:
+    """Whether `select_backend` finds one."""
+    return bool(_fitting(device, dtype, name, quantization))
 
 
 def select_backend(
@@ -97,18 +128,21 @@ def select_backend(
 ) -> StepwiseBackend | ProgramBackend:
     """Create the best backend for a device and dtype, or the one called `name`.
 
+    Args:
+        device: where it computes.
+        dtype: of weights and activations.
+        name: of a backend; None: the best.
+        options: what it is asked for; only a backend that has the quantization is taken.
+
     Raises:
         OptionError: the backend lacks what an option asks for.
         ValueError: there is no such backend, or it does not support device and dtype.
     """
-    fitting = [
-        entry
-        for entry in BACKENDS
-        if entry.supports(device, dtype) and (name is None or entry.name == name)
-    ]
+    fitting = _fitting(device, dtype, name, options.quantization)
     if not fitting:
         known = ", ".join(dict.fromkeys(entry.name for entry in BACKENDS))
         raise ValueError(
-            f"no kernel backend {name or ''!r} for device {device} and {dtype}; known: {known}"
+            f"no kernel backend {name or ''!r} for device {device}, {dtype} and quantization "
+            f"{options.quantization!r}; known: {known}"
         )
     return max(fitting, key=lambda entry: entry.priority).create(device, dtype, options)

@@ -14,14 +14,31 @@ from trunkline.kernels import BackendOptions
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-def chosen(device: torch.device, gib: int = 141, **settings: Any) -> Computation:
-    return computation(KernelOptions(**settings), device, gib * GIB)
+def chosen(
+    device: torch.device, gib: int = 141, kinds: frozenset[str] = frozenset(), **settings: Any
+) -> Computation:
+    return computation(KernelOptions(**settings), device, torch.bfloat16, kinds, gib * GIB)
 
 
 def test_a_cpu_takes_the_best_backend() -> None:
     assert chosen(CPU) == Computation(None, BackendOptions())
     assert chosen(CPU, enable_deterministic_inference=True) == Computation(None, BackendOptions())
     assert chosen(CPU, attention_backend="torch_native").backend == "torch"
+
+
+def test_a_cpu_packs_quantised_files_as_they_are() -> None:
+    def quantization(*kinds: str, device: torch.device = CPU, **settings: str) -> str:
+        return chosen(device, kinds=frozenset(kinds), **settings).options.quantization
+
+    assert quantization("Q4_1", "Q8_0") == "gguf"
+    assert quantization("Q4_1", "F16") == quantization("BF16") == quantization() == "none"
+    assert quantization("Q4_1", attention_backend="torch_native") == "none"
+    assert quantization("Q4_1", quantization="none") == "none"
+    assert quantization("Q4_1", quantization="int8") == quantization(quantization="int8") == "int8"
+    assert quantization("Q4_1", device=CUDA) == "none"
+    for kinds in ((), ("F16",)):
+        with pytest.raises(SettingError, match="no GGUF file with quantised matrices"):
+            quantization(*kinds, quantization="gguf")
 
 
 def test_cuda_takes_triton() -> None:
@@ -47,6 +64,12 @@ def test_rows_of_graphs() -> None:
         (CPU, {"attention_backend": "flashinfer"}, "the device is cpu; use 'auto'"),
         (CPU, {"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype is 'fp8_e4m3'"),
         (CPU, {"quantization": "fp8"}, "quantization is 'fp8', which needs a CUDA device"),
+        (CUDA, {"quantization": "int8"}, "quantization is 'int8', which needs a CPU"),
+        (
+            CPU,
+            {"quantization": "int8", "attention_backend": "torch_native"},
+            "backend 'torch'; use 'none'",
+        ),
         (
             CUDA,
             {"kv_cache_dtype": "fp8_e4m3", "attention_backend": "torch_native"},

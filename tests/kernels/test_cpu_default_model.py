@@ -12,14 +12,16 @@ from tests.prompts import PROMPTS
 from trunkline.engine.config import ModelOptions
 from trunkline.engine.runner import Runner, RunnerOptions
 from trunkline.engine.weights import open_checkpoint
+from trunkline.kernels import BackendOptions
 
 NUM_TOKENS = 24
 
 
-def runner(backend: str, dtype: str) -> Runner:
+def runner(backend: str, dtype: str, quantization: str = "none") -> Runner:
     options = RunnerOptions(
         backend=backend,
         dtype=dtype,
+        computation=BackendOptions(quantization=quantization),
         num_pages=400,
         max_running_requests=8,
         max_context_len=1024,
@@ -40,8 +42,8 @@ def reference() -> list[Sequence]:
 
 
 @cache
-def runner_of(backend: str, dtype: str) -> Runner:
-    return runner(backend, dtype)
+def runner_of(backend: str, dtype: str, quantization: str = "none") -> Runner:
+    return runner(backend, dtype, quantization)
 
 
 @pytest.mark.slow

@@ -9,11 +9,16 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from trunkline.engine.checkpoint import Checkpoint, CheckpointError
+from trunkline.engine.checkpoint import BlockCheckpoint, Checkpoint, CheckpointError
 from trunkline.engine.models.registry import Model, model_factory
 from trunkline.engine.weights.progress import ProgressBar
-from trunkline.kernels import Backend, Weight
+from trunkline.kernels import Backend, BlockBackend, BlockTensor, Weight
+
+if TYPE_CHECKING:
+    import torch
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -54,8 +59,24 @@ def load_model(
     if tied and EMBEDDING not in names:
         places[HEAD] = places.pop(EMBEDDING)
     _check_names(places, names)
-    _load(checkpoint, places, sys.stderr.isatty() if progress is None else progress)
+    tensors = ProgressBar(
+        _tensors(checkpoint, backend),
+        total=len(checkpoint.tensor_names),
+        desc="Loading weights",
+        unit="tensor",
+        disable=not (sys.stderr.isatty() if progress is None else progress),
+    )
+    _load(tensors, places)
     return model
+
+
+def _tensors(
+    checkpoint: Checkpoint, backend: Backend
+) -> Iterable[tuple[str, torch.Tensor | BlockTensor]]:
+    kinds = backend.block_kinds if isinstance(backend, BlockBackend) else frozenset()
+    if kinds and isinstance(checkpoint, BlockCheckpoint):
+        return checkpoint.stored_tensors(kinds)
+    return checkpoint.tensors()
 
 
 def _places(model: Model) -> dict[str, tuple[Weight, str]]:
@@ -80,15 +101,11 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:5]) + more
 
 
-def _load(checkpoint: Checkpoint, places: dict[str, tuple[Weight, str]], progress: bool) -> None:
+def _load(
+    tensors: Iterable[tuple[str, torch.Tensor | BlockTensor]],
+    places: dict[str, tuple[Weight, str]],
+) -> None:
     remaining = dict(places)
-    tensors = ProgressBar(
-        checkpoint.tensors(),
-        total=len(checkpoint.tensor_names),
-        desc="Loading weights",
-        unit="tensor",
-        disable=not progress,
-    )
     for name, tensor in tensors:
         if name not in places:
             continue

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from trunkline.engine.chat_template import TemplateSource
 from trunkline.engine.checkpoint import CheckpointError
 from trunkline.engine.models.config import DecoderConfig
@@ -25,6 +27,10 @@ from trunkline.engine.weights.layout import Shape
 
 if TYPE_CHECKING:
     import torch
+
+    from trunkline.kernels import BlockTensor
+
+Array = np.ndarray[Any, Any]
 
 CHAT_TEMPLATE = "tokenizer.chat_template"
 CHAT_TEMPLATE_NAMES = "tokenizer.chat_templates"
@@ -89,7 +95,7 @@ class GgufTokenizerSource:
 
 
 class GgufWeights:
-    """Implements `WeightSource` for the tensors of a file."""
+    """Implements `WeightSource` and `BlockSource` for the tensors of a file."""
 
     def __init__(self, file: GgufFile, head_dim: int) -> None:
         """Find the tensors' places; nothing is read yet.
@@ -115,19 +121,38 @@ class GgufWeights:
             name: self._file.tensors[stored].shape for name, stored in self._stored_names.items()
         }
 
+    def matrix_kinds(self) -> frozenset[str]:
+        stored = (self._file.tensors[name] for name in self._stored_names.values())
+        return frozenset(tensor.kind.name for tensor in stored if len(tensor.shape) > 1)
+
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         import torch  # not at the top: the HTTP process opens checkpoints without torch
 
-        architecture = self._file.metadata["general.architecture"]
+        for name, tensor in self.stored_tensors(frozenset()):
+            assert isinstance(tensor, torch.Tensor)
+            yield name, tensor
+
+    def stored_tensors(
+        self, kinds: frozenset[str]
+    ) -> Iterator[tuple[str, torch.Tensor | BlockTensor]]:
+        import torch
+
+        from trunkline.kernels import BlockTensor
+
         for name, stored in self._stored_names.items():
-            values = torch.from_numpy(self._file.read(stored))  # float32, CPU
-            if is_permuted(architecture, stored):
-                values = _undo_permutation(values, self._head_dim)
-            yield name, values
+            tensor = self._file.tensors[stored]
+            if tensor.kind.name in kinds and len(tensor.shape) == 2:
+                rows = self._reordered(stored, self._file.read_rows(stored))
+                yield name, BlockTensor(tensor.kind.name, tensor.shape, rows)
+            else:
+                values = self._file.read(stored)
+                yield name, torch.from_numpy(self._reordered(stored, values))
+            self._file.release(stored)
 
-
-def _undo_permutation(values: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Rows of each head from (pair, half) order back to (half, pair) order."""
-    shape = values.shape
-    pairs = values.reshape(-1, head_dim // 2, 2, *shape[1:])
-    return pairs.transpose(1, 2).reshape(shape)
+    def _reordered(self, stored: str, rows: Array) -> Array:
+        """Rows in Hugging Face's order."""
+        if not is_permuted(self._file.metadata["general.architecture"], stored):
+            return rows
+        # Rows of each head from (pair, half) order back to (half, pair) order.
+        pairs = rows.reshape(-1, self._head_dim // 2, 2, *rows.shape[1:])
+        return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)

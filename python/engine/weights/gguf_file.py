@@ -121,11 +121,27 @@ class GgufFile:
             KeyError: no such tensor.
         """
         tensor = self.tensors[name]
-        raw = np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.offset)
-        rows = raw.reshape(*tensor.shape[:-1], -1) if tensor.shape else raw
-        values = _dequantize(rows, tensor.kind).reshape(tensor.shape)
+        values = _dequantize(self.read_rows(name), tensor.kind).reshape(tensor.shape)
         # float32 is a view of the mapping: callers get memory of their own, writable
         return values.copy() if tensor.kind == gguf.GGMLQuantizationType.F32 else values
+
+    def read_rows(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return the bytes of the tensor `name`, row by row: a view of the file.
+
+        Raises:
+            KeyError: no such tensor.
+        """
+        tensor = self.tensors[name]
+        raw = np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.offset)
+        return raw.reshape(*tensor.shape[:-1], -1) if tensor.shape else raw
+
+    def release(self, name: str) -> None:
+        """Give back the memory of the tensor `name`; what is read again comes from the file."""
+        tensor = self.tensors[name]
+        start = -(-tensor.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (tensor.offset + tensor.num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if hasattr(mmap, "MADV_DONTNEED") and start < end:
+            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
 
 
 def _dequantize(

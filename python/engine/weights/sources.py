@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from trunkline.engine.chat_template import ChatTemplate, TemplateSource
 from trunkline.engine.checkpoint import GenerationDefaults
@@ -17,6 +17,8 @@ from trunkline.engine.weights.layout import Shape, check_tensors
 if TYPE_CHECKING:
     import torch
 
+    from trunkline.kernels import BlockTensor
+
 
 class WeightSource(Protocol):
     """Tensors under their Hugging Face names."""
@@ -26,6 +28,19 @@ class WeightSource(Protocol):
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """As `Checkpoint.tensors`."""
+
+
+@runtime_checkable
+class BlockSource(Protocol):
+    """A weight source that may store matrices as quantised blocks."""
+
+    def matrix_kinds(self) -> frozenset[str]:
+        """As `BlockCheckpoint.matrix_kinds`."""
+
+    def stored_tensors(
+        self, kinds: frozenset[str]
+    ) -> Iterator[tuple[str, torch.Tensor | BlockTensor]]:
+        """As `BlockCheckpoint.stored_tensors`."""
 
 
 class TokenizerSource(Protocol):
@@ -42,7 +57,7 @@ class TokenizerSource(Protocol):
 
 
 class OpenedCheckpoint:
-    """Implements `Checkpoint` on top of its parts."""
+    """Implements `Checkpoint` and `BlockCheckpoint` on top of its parts."""
 
     def __init__(
         self,
@@ -98,3 +113,16 @@ class OpenedCheckpoint:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         _ = self.tensor_names  # checked against the config before anything is read
         return self._weights.tensors()
+
+    @property
+    def matrix_kinds(self) -> frozenset[str]:
+        weights = self._weights
+        return weights.matrix_kinds() if isinstance(weights, BlockSource) else frozenset()
+
+    def stored_tensors(
+        self, kinds: frozenset[str]
+    ) -> Iterator[tuple[str, torch.Tensor | BlockTensor]]:
+        if not isinstance(self._weights, BlockSource):
+            return self.tensors()
+        _ = self.tensor_names
+        return self._weights.stored_tensors(kinds)

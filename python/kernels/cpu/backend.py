@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from trunkline.kernels.cpu.native import CpuModel
+from trunkline.kernels.cpu.native import CpuModel, cpu_block_kinds
 from trunkline.kernels.cpu.recording import LogitsValue, Lowering, PooledValue, Value
 from trunkline.kernels.cpu.weights import (
     EmbeddingWeight,
@@ -55,15 +55,25 @@ class CpuBackend:
 
     name = "cpu"
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, quantization: str = "none"
+    ) -> None:
         """Start the kernels' threads.
+
+        Args:
+            device: the CPU.
+            dtype: bfloat16 or float32.
+            quantization: none, int8 or gguf; see `engine.quantization`.
 
         Raises:
             ValueError: an environment variable has a value that this machine cannot honour.
         """
         self.device = device
         self.dtype = dtype
-        self._model = CpuModel(DTYPES[dtype], os.environ.get(ISA_VARIABLE), _num_threads())
+        self.quantization = quantization
+        self._is_quantised = quantization != "none"
+        isa = os.environ.get(ISA_VARIABLE)
+        self._model = CpuModel(DTYPES[dtype], isa, _num_threads(), self._is_quantised)
         self._batch: RecordedBatch | None = None
 
     @property
@@ -76,6 +86,11 @@ class CpuBackend:
         """Threads that compute."""
         return self._model.num_threads
 
+    @property
+    def block_kinds(self) -> frozenset[str]:
+        """See `kernels.interface.BlockBackend`."""
+        return frozenset(cpu_block_kinds() if self.quantization == "gguf" else ())
+
     def create_embedding(self, num_embeddings: int, width: int) -> EmbeddingWeight:
         return EmbeddingWeight(self._model, self.dtype, num_embeddings, width)
 
@@ -83,7 +98,7 @@ class CpuBackend:
         return NormWeight(self._model, self.dtype, width, epsilon)
 
     def create_linear(self, spec: LinearSpec) -> LinearWeight:
-        return LinearWeight(self._model, self.dtype, spec)
+        return LinearWeight(self._model, self.dtype, spec, self._is_quantised)
 
     def create_tied_linear(self, embedding: EmbeddingWeight) -> TiedLinearWeight:
         return TiedLinearWeight(self._model, embedding)
@@ -131,8 +146,15 @@ class CpuBackend:
 
     def linear(self, x: Value, weight: AnyLinear) -> Value:
         fusible = self._model.can_fuse_gate(weight.index)
+        x = self._ready(x)
         value = Value("linear", weight.out_features, (x,), (weight.index,), fusible)
         return self._record(value)
+
+    def _ready(self, x: Value) -> Value:
+        """What linears read."""
+        if not self._is_quantised:
+            return x
+        return self._record(Value("quantise", x.width, (x,)))
 
     def norm_linear(self, x: Value, norm: NormWeight, weight: AnyLinear) -> Value:
         return self.linear(self.rms_norm(x, norm), weight)
@@ -143,7 +165,8 @@ class CpuBackend:
         return self._record(Value("gated", x.width // 2, (x,)))
 
     def linear_add(self, x: Value, weight: AnyLinear, residual: Value) -> Value:
-        value = Value("linear_add", weight.out_features, (x, residual), (weight.index,))
+        inputs = (self._ready(x), residual)
+        value = Value("linear_add", weight.out_features, inputs, (weight.index,))
         return self._record(value)
 
     def attend(self, qkv: Value, spec: AttentionSpec, batch: Batch) -> Value:

@@ -1,8 +1,8 @@
 """From a model's operations to a native program: which are fused, and which buffers they use.
 
 Operations are recorded as a graph in the order in which the model calls them. A value is *wide*
-(float32) or an *operand* (rounded to the model's dtype, ready to be multiplied); which one follows
-from the operation that yields it.
+(float32), an *operand* (rounded to the model's dtype, ready to be multiplied) or *quantised* (ready
+to be multiplied with quantised weights); which one follows from the operation that yields it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-Kind = Literal["embed", "norm", "linear", "linear_add", "gated", "attend"]
-Form = Literal["wide", "operand"]
+Kind = Literal["embed", "norm", "linear", "linear_add", "gated", "attend", "quantise"]
+Form = Literal["wide", "operand", "quantised"]
 Record: TypeAlias = tuple[str, list[int | None]]
 
 FORMS: dict[Kind, Form] = {
@@ -21,6 +21,7 @@ FORMS: dict[Kind, Form] = {
     "linear_add": "wide",
     "gated": "operand",
     "attend": "operand",
+    "quantise": "quantised",
 }
 
 
@@ -110,6 +111,10 @@ class Lowering:
             self._lower_linear("linear", value, value)
         elif value.kind == "linear_add":
             self._lower_add(value)
+        elif value.kind == "quantise":
+            operand = self._operand(value.inputs[0])
+            self._emit("quantise", [operand, self._allocate(value)])
+            self._release(*value.inputs)
         else:
             reads = [self._wide(read) for read in value.inputs]
             to = self._allocate(value)
@@ -143,7 +148,7 @@ class Lowering:
         return self._buffers[value]
 
     def _operand(self, value: Value) -> int:
-        if value.form == "operand":
+        if value.form != "wide":
             return self._buffers[value]
         rounded = self._new("operand", value.width)
         self._emit("round", [self._buffers[value], rounded])

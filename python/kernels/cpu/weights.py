@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 
 from trunkline.kernels.cpu.native import CpuModel
-from trunkline.kernels.interface import LinearSpec, RotarySpec
+from trunkline.kernels.interface import BlockTensor, LinearSpec, RotarySpec
 
 
 class EmbeddingWeight:
-    """The table of a token embedding; a tied head gets every tensor that is loaded here."""
+    """The table of a token embedding; a tied head gets every tensor that is loaded here.
+
+    A quantised table is the weight of a linear, which a tied head then is.
+    """
 
     def __init__(self, model: CpuModel, dtype: torch.dtype, num_rows: int, width: int) -> None:
         self.index = model.add_embedding(num_rows, width)
+        self.linear = model.embedding_linear(self.index)
         self.num_rows = num_rows
         self.width = width
         self.tied: TiedLinearWeight | None = None
@@ -27,9 +32,14 @@ class EmbeddingWeight:
 
     @property
     def num_bytes(self) -> int:
+        if self.linear is not None:
+            return self._model.linear_bytes(self.linear)
         return self._model.embedding_bytes(self.index)
 
-    def load(self, part: str, tensor: torch.Tensor) -> None:
+    def load(self, part: str, tensor: torch.Tensor | BlockTensor) -> None:
+        if self.linear is not None:
+            _load_quantised(self._model, (self.linear, 0), tensor, self.shapes[part])
+            return
         raw = _raw(tensor, self.shapes[part], self._dtype)
         self._model.load_embedding(self.index, raw)
         if self.tied is not None:
@@ -60,7 +70,9 @@ class NormWeight:
 class LinearWeight:
     """A fused linear, packed part by part."""
 
-    def __init__(self, model: CpuModel, dtype: torch.dtype, spec: LinearSpec) -> None:
+    def __init__(
+        self, model: CpuModel, dtype: torch.dtype, spec: LinearSpec, is_quantised: bool = False
+    ) -> None:
         widths = [part.out_features for part in spec.parts]
         has_bias = any(part.bias for part in spec.parts)
         self.index = model.add_linear(spec.in_features, widths, has_bias)
@@ -68,6 +80,7 @@ class LinearWeight:
         self.out_features = spec.out_features
         self._model = model
         self._dtype = dtype
+        self._is_quantised = is_quantised
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._parts: dict[str, int] = {}
         for index, part in enumerate(spec.parts):
@@ -87,22 +100,32 @@ class LinearWeight:
     def num_bytes(self) -> int:
         return self._model.linear_bytes(self.index)
 
-    def load(self, part: str, tensor: torch.Tensor) -> None:
-        raw = _raw(tensor, self._shapes[part], self._dtype)
-        is_bias = part.endswith(".bias")
-        load = self._model.load_bias if is_bias else self._model.load_linear
-        load(self.index, self._parts[part], raw)
+    def load(self, part: str, tensor: torch.Tensor | BlockTensor) -> None:
+        place = (self.index, self._parts[part])
+        if part.endswith(".bias"):
+            self._model.load_bias(*place, _raw(tensor, self._shapes[part], self._dtype))
+        elif self._is_quantised:
+            _load_quantised(self._model, place, tensor, self._shapes[part])
+        else:
+            self._model.load_linear(*place, _raw(tensor, self._shapes[part], self._dtype))
 
 
 class TiedLinearWeight:
-    """The linear over an embedding's table: a packed copy, loaded through the embedding."""
+    """The linear over an embedding's table: a packed copy, loaded through the embedding.
+
+    Of a quantised table it is no copy.
+    """
 
     def __init__(self, model: CpuModel, embedding: EmbeddingWeight) -> None:
-        self.index = model.add_linear(embedding.width, [embedding.num_rows], False)
         self.in_features = embedding.width
         self.out_features = embedding.num_rows
         self._model = model
-        embedding.tied = self
+        self._is_copy = embedding.linear is None
+        if embedding.linear is not None:
+            self.index = embedding.linear
+        else:
+            self.index = model.add_linear(embedding.width, [embedding.num_rows], False)
+            embedding.tied = self
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -110,7 +133,7 @@ class TiedLinearWeight:
 
     @property
     def num_bytes(self) -> int:
-        return self._model.linear_bytes(self.index)
+        return self._model.linear_bytes(self.index) if self._is_copy else 0
 
     def load(self, part: str, tensor: torch.Tensor) -> None:
         raise KeyError(part)
@@ -126,8 +149,32 @@ class Rotary:
         self.index = model.add_rotary(spec.inverse_frequencies.numel(), cos, sin)
 
 
-def _raw(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> memoryview:
+def _load_quantised(
+    model: CpuModel,
+    place: tuple[int, int],
+    tensor: torch.Tensor | BlockTensor,
+    shape: tuple[int, ...],
+) -> None:
+    """Pack blocks as they are stored; quantise anything else, from its own precision."""
+    if isinstance(tensor, BlockTensor):
+        _check_shape(tensor, shape)
+        model.load_linear(*place, np.ascontiguousarray(tensor.rows).data, tensor.kind)
+    elif tensor.dtype == torch.bfloat16:
+        model.load_linear(*place, _raw(tensor, shape, torch.bfloat16), "bfloat16")
+    else:
+        model.load_linear(*place, _raw(tensor, shape, torch.float32), "float32")
+
+
+def _check_shape(tensor: torch.Tensor | BlockTensor, shape: tuple[int, ...]) -> None:
     if tuple(tensor.shape) != shape:
         raise ValueError(f"a tensor has shape {tuple(tensor.shape)}, not {shape}")
+
+
+def _raw(
+    tensor: torch.Tensor | BlockTensor, shape: tuple[int, ...], dtype: torch.dtype
+) -> memoryview:
+    _check_shape(tensor, shape)
+    if isinstance(tensor, BlockTensor):
+        raise ValueError(f"a tensor of type {tensor.kind} must be dequantised to be loaded here")
     flat = tensor.detach().to("cpu", dtype).contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data

@@ -6,6 +6,7 @@ import logging
 from typing import Protocol
 
 import torch
+from trunkline.kernels.triton.unified_attention import unified_attention
 
 from trunkline.kernels.interface import AttentionSpec, BackendOptions, OptionError
 from trunkline.kernels.triton.attention_parts import workspace_elements
@@ -13,7 +14,6 @@ from trunkline.kernels.triton.batch import DeviceBatch, HostRows
 from trunkline.kernels.triton.decode_attention import choose_max_splits, decode_attention
 from trunkline.kernels.triton.launch import ceil_div, device_traits
 from trunkline.kernels.triton.prompt_attention import prompt_attention
-from trunkline.kernels.triton.unified_attention import unified_attention
 from trunkline.kernels.triton.weights import SinksWeight
 
 ATTENTION_BACKENDS = ("auto", "flashinfer", "triton")

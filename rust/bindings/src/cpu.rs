@@ -4,8 +4,8 @@ use std::sync::{Mutex, MutexGuard};
 
 use cpu::measure::LinearBench;
 use cpu::{
-    CpuError, Element, Isa, KvSpec, Record, Recording, Session, SessionSizes, Source, ThreadPool,
-    Weights,
+    BlockKind, CpuError, Element, Isa, KvSpec, Record, Recording, Session, SessionSizes, Source,
+    Storage, ThreadPool, Weights,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -80,14 +80,18 @@ impl CpuModel {
 #[pymethods]
 impl CpuModel {
     #[new]
-    #[pyo3(signature = (dtype, isa=None, num_threads=None))]
-    fn new(dtype: &str, isa: Option<&str>, num_threads: Option<usize>) -> Result<Self, Error> {
+    #[pyo3(signature = (dtype, isa=None, num_threads=None, quantised=false))]
+    fn new(
+        dtype: &str,
+        isa: Option<&str>,
+        num_threads: Option<usize>,
+        quantised: bool,
+    ) -> Result<Self, Error> {
         let (element, isa) = (element(dtype)?, self::isa(isa)?);
         let num_threads = num_threads.unwrap_or_else(ThreadPool::available_threads);
-        Ok(Self(
-            Mutex::new(State::Building(Box::new(Weights::new(isa, element, num_threads)))),
-            element,
-        ))
+        let storage = if quantised { Storage::Blocks } else { Storage::Dense };
+        let weights = Weights::new(isa, element, storage, num_threads);
+        Ok(Self(Mutex::new(State::Building(Box::new(weights))), element))
     }
 
     #[getter]
@@ -130,17 +134,35 @@ impl CpuModel {
         self.load(tensor, |weights, source| weights.norm(index)?.load(source))
     }
 
+    #[pyo3(signature = (index, part, tensor, kind=None))]
     fn load_linear(
         &self,
         index: usize,
         part: usize,
         tensor: &Bound<'_, PyAny>,
+        kind: Option<&str>,
     ) -> Result<(), Error> {
-        self.load(tensor, |weights, source| weights.linear(index)?.load_weight(part, source))
+        let load = |weights: &mut Weights, bytes: &[u8]| {
+            let linear = weights.linear(index)?;
+            match kind.map(element) {
+                None => linear.load_weight(part, Source::new(self.1, bytes)),
+                Some(Ok(element)) => linear.load_weight(part, Source::new(element, bytes)),
+                Some(Err(_)) => {
+                    linear.load_blocks(part, BlockKind::named(kind.unwrap_or_default())?, bytes)
+                }
+            }
+        };
+        Ok(buffers::read(tensor, |bytes| {
+            self.lock().weights().and_then(|weights| load(weights, bytes))
+        })??)
     }
 
     fn load_bias(&self, index: usize, part: usize, tensor: &Bound<'_, PyAny>) -> Result<(), Error> {
         self.load(tensor, |weights, source| weights.linear(index)?.load_bias(part, source))
+    }
+
+    fn embedding_linear(&self, index: usize) -> Result<Option<usize>, Error> {
+        self.with(|weights| Ok(weights.embedding(index)?.linear()))
     }
 
     fn embedding_bytes(&self, index: usize) -> Result<usize, Error> {
@@ -216,16 +238,18 @@ pub(crate) struct CpuLinearBench(Mutex<LinearBench>);
 #[pymethods]
 impl CpuLinearBench {
     #[new]
-    #[pyo3(signature = (dtype, shapes, isa=None, num_threads=None))]
+    #[pyo3(signature = (dtype, shapes, isa=None, num_threads=None, blocks=None))]
     #[expect(clippy::needless_pass_by_value, reason = "a list cannot be borrowed from Python")]
     fn new(
         dtype: &str,
         shapes: Vec<(usize, usize)>,
         isa: Option<&str>,
         num_threads: Option<usize>,
+        blocks: Option<&str>,
     ) -> Result<Self, Error> {
         let num_threads = num_threads.unwrap_or_else(ThreadPool::available_threads);
-        let bench = LinearBench::new(self::isa(isa)?, element(dtype)?, num_threads, &shapes);
+        let form = (element(dtype)?, blocks.map(BlockKind::named).transpose()?);
+        let bench = LinearBench::new(self::isa(isa)?, form, num_threads, &shapes)?;
         Ok(Self(Mutex::new(bench)))
     }
 
@@ -247,6 +271,12 @@ impl CpuLinearBench {
     fn lock(&self) -> MutexGuard<'_, LinearBench> {
         self.0.lock().expect("the bench is unusable: it panicked in an earlier call")
     }
+}
+
+/// GGUF types that are packed as they are stored.
+#[pyfunction]
+pub(crate) fn cpu_block_kinds() -> Vec<&'static str> {
+    BlockKind::names().collect()
 }
 
 /// Instruction sets that this processor has, fastest first.

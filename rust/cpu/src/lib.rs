@@ -3,6 +3,7 @@
 //! It executes a recorded program of operations on a plan block. It knows no Python and no model.
 
 mod attention_step;
+mod blocks;
 mod error;
 mod isa;
 mod kernels;
@@ -10,6 +11,7 @@ mod kv;
 pub mod measure;
 mod memory;
 mod model;
+mod packed_linear;
 mod plan;
 mod pool;
 mod program;
@@ -23,11 +25,13 @@ mod simd;
 mod testing;
 mod weights;
 
+pub use blocks::BlockKind;
 pub use error::CpuError;
 pub use isa::Isa;
 pub use kv::{KvSpec, MAX_HEAD_DIM};
 pub use model::Weights;
+pub use packed_linear::{PackedLinear, Storage};
 pub use pool::ThreadPool;
 pub use recording::{Record, Recording};
 pub use session::{Session, SessionSizes};
-pub use weights::{Element, Embedding, Norm, PackedLinear, Rotary, Source};
+pub use weights::{Element, Embedding, Norm, Rotary, Source};

@@ -1,19 +1,24 @@
 //! A model's weights by number, in the order in which they were added.
 
+use std::sync::Arc;
+
 use crate::error::CpuError;
 use crate::isa::Isa;
 use crate::kernels::Kernels;
 use crate::memory::Slabs;
+use crate::packed_linear::{PackedLinear, Storage};
 use crate::pool::ThreadPool;
-use crate::weights::{Element, Embedding, Norm, PackedLinear, Rotary, floats};
+use crate::weights::{Element, Embedding, Norm, Rotary, Table, floats};
 
 /// Weights of one model, and the threads and kernels that compute with them.
 ///
-/// Weights start as zeros and may be loaded at any time.
+/// Weights may be loaded at any time. They start as zeros; those stored in blocks must be loaded once
+/// before a program is made of them.
 pub struct Weights {
     pub(crate) pool: ThreadPool,
     pub(crate) kernels: Kernels,
-    slabs: Slabs,
+    slabs: Arc<Slabs>,
+    storage: Storage,
     pub(crate) embeddings: Vec<Embedding>,
     pub(crate) norms: Vec<Norm>,
     pub(crate) linears: Vec<PackedLinear>,
@@ -25,11 +30,12 @@ impl Weights {
     ///
     /// # Panics
     /// If the processor lacks the instruction set.
-    pub fn new(isa: Isa, element: Element, num_threads: usize) -> Weights {
+    pub fn new(isa: Isa, element: Element, storage: Storage, num_threads: usize) -> Weights {
         Weights {
             pool: ThreadPool::new(num_threads),
             kernels: Kernels::new(isa, element),
-            slabs: Slabs::new(),
+            slabs: Arc::new(Slabs::new()),
+            storage,
             embeddings: Vec::new(),
             norms: Vec::new(),
             linears: Vec::new(),
@@ -47,10 +53,17 @@ impl Weights {
         self.pool.num_threads()
     }
 
-    /// Add a token embedding; its number.
+    /// Add a token embedding; its number. Stored in blocks, it is the weight of a linear.
     pub fn add_embedding(&mut self, num_rows: usize, width: usize) -> usize {
         let element = self.kernels.element;
-        self.embeddings.push(Embedding::new(&self.slabs, element, num_rows, width));
+        let embedding = match self.storage {
+            Storage::Dense => Embedding::new(&self.slabs, element, num_rows, width),
+            Storage::Blocks => {
+                let linear = self.add_linear(width, &[num_rows], false);
+                Embedding { num_rows, width, table: Table::Linear(linear) }
+            }
+        };
+        self.embeddings.push(embedding);
         self.embeddings.len() - 1
     }
 
@@ -62,8 +75,8 @@ impl Weights {
 
     /// Add a linear whose parts have these many outputs; its number.
     pub fn add_linear(&mut self, in_features: usize, parts: &[usize], has_bias: bool) -> usize {
-        let element = self.kernels.element;
-        self.linears.push(PackedLinear::new(&self.slabs, element, in_features, parts, has_bias));
+        let form = (self.kernels.element, self.storage);
+        self.linears.push(PackedLinear::new(&self.slabs, form, in_features, parts, has_bias));
         self.linears.len() - 1
     }
 

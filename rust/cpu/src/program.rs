@@ -7,13 +7,16 @@ use crate::attention_step::{AttendPlan, AttendRow, rotate_chunk};
 use crate::error::CpuError;
 use crate::kernels::attention::{AttendContext, Scratch, partial_stride};
 use crate::kernels::linear::Epilogue;
+use crate::kernels::quantise::{QuantiseTask, quantised_words};
 use crate::kernels::rotate::{HeadShape, Layer, RotateTask};
-use crate::kernels::rows::{EmbedTask, FiniteTask, RowChange, RowsTask};
+use crate::kernels::rows::{EmbedTask, FiniteTask, RowChange, RowsTask, embed_outputs};
 use crate::kv::KvPool;
 use crate::memory::{Region, Rows};
 use crate::model::{Weights, missing};
-use crate::schedule::{run_linear, run_rows};
+use crate::packed_linear::Storage;
+use crate::schedule::{run_linear, run_quantise, run_rows};
 use crate::simd::LANES;
+use crate::weights::{Embedding, Table};
 
 /// What a buffer holds per token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +25,8 @@ pub(crate) enum Buffer {
     Wide(usize),
     /// Elements, rounded to the model's type, ready to be multiplied.
     Operand(usize),
+    /// Elements quantised in blocks, ready to be multiplied with weights in blocks.
+    Quantised(usize),
 }
 
 /// What becomes of a linear's product.
@@ -84,6 +89,13 @@ pub(crate) enum Operation {
         /// Operand buffer.
         to: usize,
     },
+    /// Quantisation of an operand.
+    Quantise {
+        /// Operand buffer.
+        from: usize,
+        /// Quantised buffer.
+        to: usize,
+    },
     /// `silu(first half) * second half`, rounded.
     Gated {
         /// Wide buffer.
@@ -93,7 +105,7 @@ pub(crate) enum Operation {
     },
     /// A packed linear.
     Linear {
-        /// Operand buffer.
+        /// Operand buffer; quantised buffer if the weight is stored in blocks.
         from: usize,
         /// Linear.
         weight: usize,
@@ -135,6 +147,7 @@ pub(crate) struct Program {
     regions: Vec<Region>,
     queries: Region,
     partials: Region,
+    head_operand: Region,
     scratch: Vec<Mutex<Scratch>>,
 }
 
@@ -156,7 +169,8 @@ impl Program {
                 CpuError::invalid(format!("operation {operation:?} of the program: {error}"))
             })?;
         }
-        check.linear(head.linear, check.wide(head.hidden)?)?;
+        let width = check.wide(head.hidden)?;
+        check.linear(head.linear, width, check.storage(head.linear)?)?;
         check.norm(head.norm, check.wide(head.hidden)?)?;
         let scratch = (0..weights.num_threads()).map(|_| Mutex::new(Scratch::new())).collect();
         Ok(Program {
@@ -167,6 +181,7 @@ impl Program {
             regions: Vec::new(),
             queries: Region::new(0),
             partials: Region::new(0),
+            head_operand: Region::new(0),
             scratch,
         })
     }
@@ -174,9 +189,8 @@ impl Program {
     fn stride(&self, weights: &Weights, buffer: usize) -> usize {
         match self.buffers[buffer] {
             Buffer::Wide(width) => width,
-            Buffer::Operand(width) => {
-                width.next_multiple_of(LANES) / weights.kernels.element.per_word()
-            }
+            Buffer::Operand(width) => operand_words(weights, width),
+            Buffer::Quantised(width) => quantised_words(width),
         }
     }
 
@@ -187,7 +201,7 @@ impl Program {
 
     fn width(&self, buffer: usize) -> usize {
         match self.buffers[buffer] {
-            Buffer::Wide(width) | Buffer::Operand(width) => width,
+            Buffer::Wide(width) | Buffer::Operand(width) | Buffer::Quantised(width) => width,
         }
     }
 
@@ -216,9 +230,17 @@ impl Program {
             match self.operations[index] {
                 Operation::Embed { table, to } => {
                     let output = self.rows(weights, to);
-                    let table = &weights.embeddings[table];
+                    let Embedding { width, table, .. } = &weights.embeddings[table];
                     let tokens = &step.token_ids;
-                    weights.kernels.embed(&EmbedTask { table, tokens, output });
+                    match table {
+                        Table::Rows(table) => {
+                            let task = EmbedTask { table, tokens, width: *width, output };
+                            weights.kernels.embed(&task);
+                        }
+                        Table::Linear(linear) => {
+                            embed_outputs(&weights.linears[*linear], tokens, output);
+                        }
+                    }
                 }
                 Operation::Norm { from, norm, to } => {
                     let change = RowChange::Norm(&weights.norms[norm]);
@@ -226,6 +248,15 @@ impl Program {
                 }
                 Operation::Round { from, to } => {
                     self.change_rows(weights, (from, to), 0..num_tokens, RowChange::Round);
+                }
+                Operation::Quantise { from, to } => {
+                    let task = QuantiseTask {
+                        input: self.rows(weights, from),
+                        output: self.rows(weights, to),
+                        rows: 0..num_tokens,
+                        width: self.width(from),
+                    };
+                    run_quantise(&weights.pool, weights.kernels, &task);
                 }
                 Operation::Gated { from, to } => {
                     self.change_rows(weights, (from, to), 0..num_tokens, RowChange::Gated);
@@ -326,15 +357,40 @@ impl Program {
     /// Norm the hidden states of some tokens, one row each, for the head.
     pub(crate) fn head_input(&mut self, weights: &Weights, tokens: &[u32], output: Rows<u32>) {
         let norm = &weights.norms[self.head.norm];
+        let storage = weights.linears[self.head.linear].storage;
+        let operands = match storage {
+            Storage::Dense => output,
+            Storage::Blocks => {
+                let stride = operand_words(weights, norm.width);
+                if self.head_operand.len() < tokens.len() * stride {
+                    self.head_operand = Region::new(tokens.len() * stride);
+                }
+                self.head_operand.rows(stride)
+            }
+        };
         let task = RowsTask {
             input: self.rows(weights, self.head.hidden),
-            output,
+            output: operands,
             rows: 0..tokens.len(),
             input_row: Some(tokens),
             width: norm.width,
             change: RowChange::Norm(norm),
         };
         run_rows(&weights.pool, weights.kernels, &task);
+        if storage == Storage::Blocks {
+            let rows = 0..tokens.len();
+            let task = QuantiseTask { input: operands, output, rows, width: norm.width };
+            run_quantise(&weights.pool, weights.kernels, &task);
+        }
+    }
+
+    /// Words of a row of `head_input`.
+    pub(crate) fn head_words(&self, weights: &Weights) -> usize {
+        let linear = &weights.linears[self.head.linear];
+        match linear.storage {
+            Storage::Dense => operand_words(weights, linear.in_features),
+            Storage::Blocks => quantised_words(linear.in_features),
+        }
     }
 
     /// The final hidden states of some tokens after the last norm, not rounded to the model's type.
@@ -362,6 +418,11 @@ impl Program {
         weights.kernels.finite(&mut task);
         finite
     }
+}
+
+/// Words of a row of operands.
+fn operand_words(weights: &Weights, width: usize) -> usize {
+    width.next_multiple_of(LANES) / weights.kernels.element.per_word()
 }
 
 /// Checks of a program's numbers and widths.
@@ -398,9 +459,28 @@ impl Check<'_> {
         fits("the norm's width", norm.width, width)
     }
 
-    fn linear(&self, linear: usize, in_features: usize) -> Result<usize, CpuError> {
+    fn quantised(&self, buffer: usize) -> Result<usize, CpuError> {
+        match self.buffers.get(buffer) {
+            Some(&Buffer::Quantised(width)) => Ok(width),
+            _ => Err(missing("quantised buffer", buffer)),
+        }
+    }
+
+    fn storage(&self, linear: usize) -> Result<Storage, CpuError> {
         let weight = self.weights.linears.get(linear).ok_or_else(|| missing("linear", linear))?;
-        fits("the linear's input", in_features, weight.in_features)?;
+        Ok(weight.storage)
+    }
+
+    /// Outputs of a linear that reads rows of this width and kind.
+    fn linear(&self, linear: usize, width: usize, storage: Storage) -> Result<usize, CpuError> {
+        let weight = self.weights.linears.get(linear).ok_or_else(|| missing("linear", linear))?;
+        fits("the linear's input", width, weight.in_features)?;
+        if storage != weight.storage {
+            return Err(CpuError::invalid("the linear reads another kind of buffer"));
+        }
+        if !weight.is_loaded() {
+            return Err(CpuError::invalid(format!("linear {linear} has not been loaded")));
+        }
         Ok(weight.out_features)
     }
 
@@ -409,6 +489,9 @@ impl Check<'_> {
             Operation::Embed { table, to } => {
                 let tables = &self.weights.embeddings;
                 let table = tables.get(table).ok_or_else(|| missing("embedding", table))?;
+                if table.linear().is_some_and(|linear| !self.weights.linears[linear].is_loaded()) {
+                    return Err(CpuError::invalid("the embedding has not been loaded"));
+                }
                 fits("the output's width", self.wide(to)?, table.width)
             }
             Operation::Norm { from, norm, to } => {
@@ -418,11 +501,19 @@ impl Check<'_> {
             Operation::Round { from, to } => {
                 fits("the output's width", self.operand(to)?, self.wide(from)?)
             }
+            Operation::Quantise { from, to } => {
+                fits("the output's width", self.quantised(to)?, self.operand(from)?)
+            }
             Operation::Gated { from, to } => {
                 fits("twice the output's width", 2 * self.operand(to)?, self.wide(from)?)
             }
             Operation::Linear { from, weight, output } => {
-                let width = self.linear(weight, self.operand(from)?)?;
+                let storage = self.storage(weight)?;
+                let from = match storage {
+                    Storage::Dense => self.operand(from)?,
+                    Storage::Blocks => self.quantised(from)?,
+                };
+                let width = self.linear(weight, from, storage)?;
                 match output {
                     Output::Store(to) | Output::Add(to) => {
                         fits("the output's width", self.wide(to)?, width)

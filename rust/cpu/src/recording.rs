@@ -8,7 +8,7 @@ pub type Record = (String, Vec<Option<usize>>);
 
 /// A recorded program.
 ///
-/// Buffers are `("wide" or "operand", width)`; operations a name and the numbers of weights and
+/// Buffers are `("wide", "operand" or "quantised", width)`; operations a name and the numbers of weights and
 /// buffers in the order of the fields of `Operation`.
 #[derive(Clone, Debug)]
 pub struct Recording {
@@ -25,6 +25,7 @@ impl Recording {
         let buffers = self.buffers.iter().map(|(kind, width)| match kind.as_str() {
             "wide" => Ok(Buffer::Wide(*width)),
             "operand" => Ok(Buffer::Operand(*width)),
+            "quantised" => Ok(Buffer::Quantised(*width)),
             _ => Err(CpuError::invalid(format!("a program has no {kind:?} buffers"))),
         });
         let operations = self.operations.iter().map(operation);
@@ -42,6 +43,7 @@ fn operation((name, numbers): &Record) -> Result<Operation, CpuError> {
         ("embed", &[Some(table), Some(to)]) => Ok(Operation::Embed { table, to }),
         ("norm", &[Some(from), Some(norm), Some(to)]) => Ok(Operation::Norm { from, norm, to }),
         ("round", &[Some(from), Some(to)]) => Ok(Operation::Round { from, to }),
+        ("quantise", &[Some(from), Some(to)]) => Ok(Operation::Quantise { from, to }),
         ("gated", &[Some(from), Some(to)]) => Ok(Operation::Gated { from, to }),
         ("linear", &[Some(from), Some(weight), Some(to)]) => {
             Ok(Operation::Linear { from, weight, output: Output::Store(to) })

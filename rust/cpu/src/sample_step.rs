@@ -8,10 +8,10 @@ use crate::kernels::linear::Epilogue;
 use crate::kernels::scan::Extent;
 use crate::memory::{Region, Rows};
 use crate::model::Weights;
+use crate::packed_linear::PackedLinear;
 use crate::plan::{Plan, StepResult, list};
 use crate::sampling::{Drawn, Selection, SlotSampling, SlotStates, draw, process, top};
 use crate::schedule::run_linear;
-use crate::weights::PackedLinear;
 
 /// Logit positions computed at once: their logits should stay in cache until they are read.
 const CHUNK: usize = 32;

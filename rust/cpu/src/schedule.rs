@@ -4,10 +4,11 @@ use std::ops::Range;
 
 use crate::kernels::Kernels;
 use crate::kernels::linear::{Epilogue, LinearTask};
+use crate::kernels::quantise::QuantiseTask;
 use crate::kernels::rows::RowsTask;
 use crate::memory::Rows;
+use crate::packed_linear::{PANEL, PackedLinear};
 use crate::pool::ThreadPool;
-use crate::weights::{PANEL, PackedLinear};
 
 /// Work of a task, in products: long enough to pay for its claim, short enough that a thread that
 /// loses its core holds up the others for some microseconds only.
@@ -48,6 +49,17 @@ pub(crate) fn run_linear(
             panels: panel..(panel + panels).min(num_panels),
             rows: row..(row + height).min(rows.end),
         });
+    });
+}
+
+/// Quantise operands, sharing it where it is much.
+pub(crate) fn run_quantise(pool: &ThreadPool, kernels: Kernels, task: &QuantiseTask) {
+    let rows = task.rows.clone();
+    let height = (TASK_ELEMENTS / task.width.max(1)).max(1);
+    pool.run(rows.len().div_ceil(height), |index, _| {
+        let start = rows.start + index * height;
+        let rows = start..(start + height).min(rows.end);
+        kernels.quantise(&QuantiseTask { rows, ..task.clone() });
     });
 }
 

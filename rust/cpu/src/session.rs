@@ -12,7 +12,6 @@ use crate::program::{Program, StepTokens, num_positions};
 use crate::recording::Recording;
 use crate::sample_step::{LogitScratch, Sampler};
 use crate::sampling::SlotStates;
-use crate::simd::LANES;
 
 const SOURCE_LAST_SAMPLED: u32 = 1;
 const LOGIT_POOLED: u32 = 1;
@@ -150,8 +149,7 @@ impl Session {
     }
 
     fn logit_stride(&self) -> usize {
-        let width = self.weights.norms[self.program.head.norm].width;
-        width.next_multiple_of(LANES) / self.weights.kernels.element.per_word()
+        self.program.head_words(&self.weights)
     }
 
     /// Draw the tokens of the plan that `forward` took last, and encode the step's result.

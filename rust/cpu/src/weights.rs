@@ -1,15 +1,8 @@
-//! Weights in the form that the kernels read: packed panels, embedding rows, norm vectors, rotary
-//! tables.
-//!
-//! A linear's output columns lie in panels of 64, each part of a fused linear starting a panel:
-//! `[panel][word of K][column]`, so that one panel is one stream of memory. A word holds one
-//! column's elements `2k, 2k + 1` (bfloat16) or `k` (float32).
+//! Weights in the form that the kernels read: embedding rows, norm vectors, rotary tables
+//! (`packed_linear` has the linears); and the tensors that they are loaded from.
 
 use crate::error::CpuError;
 use crate::memory::{Region, Slabs};
-
-/// Columns of a panel.
-pub(crate) const PANEL: usize = 64;
 
 /// What weights, operands and KV are stored as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +39,7 @@ impl<'a> Source<'a> {
         4 / self.element.per_word()
     }
 
-    fn get(self, index: usize) -> f32 {
+    pub(crate) fn get(self, index: usize) -> f32 {
         let at = index * self.element_bytes();
         match self.element {
             Element::Bf16 => {
@@ -63,7 +56,7 @@ impl<'a> Source<'a> {
     }
 
     /// The word of `count` elements from `index` on, in a type.
-    fn packed(self, element: Element, index: usize, count: usize) -> u32 {
+    pub(crate) fn packed(self, element: Element, index: usize, count: usize) -> u32 {
         if element == self.element && count == element.per_word() {
             return self.word(index * self.element_bytes());
         }
@@ -74,7 +67,7 @@ impl<'a> Source<'a> {
         row[0]
     }
 
-    fn check(self, expected: usize) -> Result<(), CpuError> {
+    pub(crate) fn check(self, expected: usize) -> Result<(), CpuError> {
         let bytes = expected * self.element_bytes();
         if self.bytes.len() == bytes {
             return Ok(());
@@ -105,148 +98,25 @@ fn set_element(element: Element, row: &mut [u32], index: usize, value: f32) {
     }
 }
 
-/// Columns of the output that a panel computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PanelColumns {
-    pub(crate) start: usize,
-    pub(crate) width: usize,
-}
-
-/// A fused linear, `y = x W^T + b`.
-pub struct PackedLinear {
-    element: Element,
-    pub(crate) in_features: usize,
-    pub(crate) out_features: usize,
-    pub(crate) row_words: usize,
-    pub(crate) panels: Vec<PanelColumns>,
-    part_panels: Vec<usize>, // the first panel of each part, and the end
-    words: Region,
-    bias: Option<Region>, // [panel][64]
-}
-
-impl PackedLinear {
-    /// An empty linear whose parts have these many outputs.
-    pub(crate) fn new(
-        slabs: &Slabs,
-        element: Element,
-        in_features: usize,
-        parts: &[usize],
-        has_bias: bool,
-    ) -> PackedLinear {
-        let mut panels = Vec::new();
-        let mut part_panels = vec![0];
-        let mut start = 0;
-        for &width in parts {
-            for offset in (0..width).step_by(PANEL) {
-                let width = PANEL.min(width - offset);
-                panels.push(PanelColumns { start: start + offset, width });
-            }
-            start += width;
-            part_panels.push(panels.len());
-        }
-        let row_words = in_features.div_ceil(element.per_word());
-        let words = slabs.allocate(panels.len() * row_words * PANEL);
-        let bias = has_bias.then(|| slabs.allocate(panels.len() * PANEL));
-        PackedLinear {
-            element,
-            in_features,
-            out_features: start,
-            row_words,
-            panels,
-            part_panels,
-            words,
-            bias,
-        }
-    }
-
-    /// Bytes of panels and bias.
-    pub fn num_bytes(&self) -> usize {
-        4 * (self.words.len() + self.bias.as_ref().map_or(0, Region::len))
-    }
-
-    /// Whether gate and up halves consist of panels of their own.
-    pub fn halves_are_panels(&self) -> bool {
-        let half = self.panels.len() / 2;
-        self.panels.len().is_multiple_of(2)
-            && self.out_features.is_multiple_of(2)
-            && self.panels[half].start == self.out_features / 2
-    }
-
-    /// Pack a part's weight, `[outputs, in_features]`.
-    ///
-    /// # Errors
-    /// The tensor has another size.
-    pub fn load_weight(&mut self, part: usize, source: Source<'_>) -> Result<(), CpuError> {
-        let panels = self.part_panels[part]..self.part_panels[part + 1];
-        let outputs: usize = self.panels[panels.clone()].iter().map(|panel| panel.width).sum();
-        source.check(outputs * self.in_features)?;
-        let panel_words = self.row_words * PANEL;
-        let per_word = self.element.per_word();
-        let words =
-            &mut self.words.as_mut_slice()[panels.start * panel_words..panels.end * panel_words];
-        for (index, panel) in words.chunks_exact_mut(panel_words).enumerate() {
-            let width = self.panels[panels.start + index].width;
-            let first = index * PANEL * self.in_features;
-            for (word, columns) in panel.chunks_exact_mut(PANEL).enumerate() {
-                for (column, packed) in columns.iter_mut().enumerate().take(width) {
-                    let count = per_word.min(self.in_features - word * per_word);
-                    let at = first + column * self.in_features + word * per_word;
-                    *packed = source.packed(self.element, at, count);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Take a part's bias.
-    ///
-    /// # Errors
-    /// The tensor has another size, or the linear has no bias.
-    pub fn load_bias(&mut self, part: usize, source: Source<'_>) -> Result<(), CpuError> {
-        let panels = self.part_panels[part]..self.part_panels[part + 1];
-        let outputs: usize = self.panels[panels.clone()].iter().map(|panel| panel.width).sum();
-        source.check(outputs)?;
-        let bias = self.bias.as_mut().ok_or_else(|| CpuError::invalid("the linear has no bias"))?;
-        let values = &mut bias.as_mut_slice()[panels.start * PANEL..];
-        for (index, value) in values.iter_mut().enumerate().take(outputs) {
-            *value = source.get(index).to_bits();
-        }
-        Ok(())
-    }
-
-    /// Start of a panel, `[row_words][64]`.
-    #[inline(always)]
-    pub(crate) fn panel(&self, index: usize) -> *const u32 {
-        assert!(index < self.panels.len());
-        // SAFETY: the region holds every panel.
-        unsafe { self.words.as_ptr().add(index * self.row_words * PANEL) }
-    }
-
-    /// Bias of a panel's 64 columns, zero beyond its width.
-    #[inline(always)]
-    pub(crate) fn panel_bias(&self, index: usize) -> Option<*const f32> {
-        assert!(index < self.panels.len());
-        // SAFETY: the region holds 64 values per panel.
-        self.bias.as_ref().map(|bias| unsafe { bias.as_ptr().cast::<f32>().add(index * PANEL) })
-    }
-
-    /// Set every word, for measurements.
-    pub(crate) fn fill(&mut self, word: u32) {
-        self.words.as_mut_slice().fill(word);
-    }
-
-    /// All panels, to be read as one stream.
-    pub(crate) fn stream(&self) -> &[u32] {
-        self.words.as_slice()
-    }
-}
-
 /// The table of a token embedding.
 pub struct Embedding {
-    element: Element,
     pub(crate) num_rows: usize,
     pub(crate) width: usize,
-    pub(crate) row_words: usize, // whole vectors
+    pub(crate) table: Table,
+}
+
+/// Where the rows of an embedding are.
+pub(crate) enum Table {
+    /// Rows of elements.
+    Rows(TableRows),
+    /// The outputs of a linear of this number, stored in blocks.
+    Linear(usize),
+}
+
+/// Rows of elements: whole vectors, zero beyond the width.
+pub(crate) struct TableRows {
+    element: Element,
+    row_words: usize,
     words: Region,
 }
 
@@ -254,34 +124,50 @@ impl Embedding {
     pub(crate) fn new(slabs: &Slabs, element: Element, num_rows: usize, width: usize) -> Embedding {
         let row_words = width.next_multiple_of(crate::simd::LANES) / element.per_word();
         let words = slabs.allocate(num_rows * row_words);
-        Embedding { element, num_rows, width, row_words, words }
+        Embedding { num_rows, width, table: Table::Rows(TableRows { element, row_words, words }) }
     }
 
-    /// Bytes of the table.
+    /// The linear whose weight is the table, if it is stored in blocks.
+    pub fn linear(&self) -> Option<usize> {
+        match self.table {
+            Table::Rows(_) => None,
+            Table::Linear(linear) => Some(linear),
+        }
+    }
+
+    /// Bytes of the table; none if a linear holds it.
     pub fn num_bytes(&self) -> usize {
-        4 * self.words.len()
+        match &self.table {
+            Table::Rows(rows) => 4 * rows.words.len(),
+            Table::Linear(_) => 0,
+        }
     }
 
     /// Take the table, `[rows, width]`.
     ///
     /// # Errors
-    /// The tensor has another size.
+    /// The tensor has another size, or a linear holds the table.
     pub fn load(&mut self, source: Source<'_>) -> Result<(), CpuError> {
         source.check(self.num_rows * self.width)?;
-        let rows = self.words.as_mut_slice().chunks_exact_mut(self.row_words);
+        let Table::Rows(TableRows { element, row_words, words }) = &mut self.table else {
+            return Err(CpuError::invalid("the table is a linear's weight: load that"));
+        };
+        let rows = words.as_mut_slice().chunks_exact_mut(*row_words);
         for (index, row) in rows.enumerate() {
             for column in 0..self.width {
-                set_element(self.element, row, column, source.get(index * self.width + column));
+                set_element(*element, row, column, source.get(index * self.width + column));
             }
         }
         Ok(())
     }
+}
 
-    /// Start of a token's row: whole vectors, zero beyond the width.
+impl TableRows {
+    /// Start of a token's row.
     #[inline(always)]
     pub(crate) fn row(&self, index: usize) -> *const u32 {
-        assert!(index < self.num_rows);
-        // SAFETY: the region holds every row.
+        assert!((index + 1) * self.row_words <= self.words.len());
+        // SAFETY: the region holds the row, as just checked.
         unsafe { self.words.as_ptr().add(index * self.row_words) }
     }
 }

@@ -5,9 +5,10 @@
 
 use std::ops::Range;
 
+use super::block_linear::{self, Ahead, Columns, Operand};
 use crate::memory::Rows;
+use crate::packed_linear::{PANEL, PackedLinear, PanelColumns, PanelFormat};
 use crate::simd::{Kernel, LANES, Simd, Vector, store_prefix};
-use crate::weights::{PANEL, PackedLinear, PanelColumns};
 
 const PANEL_VECTORS: usize = PANEL / LANES;
 
@@ -22,7 +23,8 @@ pub(crate) enum Epilogue {
     Gated(Rows<u32>),
 }
 
-/// Some rows and panels of a linear; with `Gated`, panels are counted among those of gate.
+/// Some rows and panels of a linear; with `Gated`, panels are counted among those of gate. The input
+/// is quantised where the weight is stored in blocks.
 pub(crate) struct LinearTask<'a> {
     pub(crate) input: Rows<u32>,
     pub(crate) weight: &'a PackedLinear,
@@ -65,7 +67,7 @@ fn one_row<K: Kernel>(k: K, task: &LinearTask<'_>) {
     }
     if panel < task.panels.end {
         let mut sums = [[k.simd().splat(0.0); PANEL_VECTORS]; 1];
-        product::<K, 1, PANEL_VECTORS>(k, x, 0, task.weight, panel, 0, None, &mut sums);
+        product::<K, 1, PANEL_VECTORS>(k, (x, 0), task.weight, (panel, 0), None, &mut sums);
         finish_row(k, task, panel, &sums[0]);
     }
 }
@@ -90,9 +92,24 @@ fn two_panels<K: Kernel>(
     weight: &PackedLinear,
     panels: [usize; 2],
 ) -> [[Vector<K>; PANEL_VECTORS]; 2] {
+    let formats = panels.map(|panel| weight.format(panel));
+    if let PanelFormat::Blocks(format) = formats[0]
+        && formats[0] == formats[1]
+    {
+        let panels = panels.map(|panel| weight.panel(panel));
+        // SAFETY: an input row has the weight's blocks, and both panels are of that format.
+        return unsafe { block_linear::pair(k, format, x, panels, weight.num_blocks()) };
+    }
+    if formats != [PanelFormat::Dense; 2] {
+        let mut sums = [[[k.simd().splat(0.0); PANEL_VECTORS]; 1]; 2];
+        for (sums, panel) in sums.iter_mut().zip(panels) {
+            product::<K, 1, PANEL_VECTORS>(k, (x, 0), weight, (panel, 0), None, sums);
+        }
+        return [sums[0][0], sums[1][0]];
+    }
     let mut sums = [[k.simd().splat(0.0); PANEL_VECTORS]; 2];
     let [first, second] = panels.map(|panel| weight.panel(panel));
-    for word in 0..weight.row_words {
+    for word in 0..weight.row_words() {
         // SAFETY: an input row holds `row_words` words, a panel `row_words * PANEL`.
         unsafe {
             let a = k.splat_word(*x.add(word));
@@ -113,28 +130,49 @@ fn two_panels<K: Kernel>(
 
 /// `R` rows times `V` vectors of columns of a panel, from vector `first` on.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "the innermost loop: a struct would be spilled")]
 fn product<K: Kernel, const R: usize, const V: usize>(
     k: K,
-    x: *const u32,
-    stride: usize,
+    (x, stride): (*const u32, usize),
     weight: &PackedLinear,
-    panel: usize,
-    first: usize,
-    next: Option<*const u32>,
+    (panel, first): (usize, usize),
+    ahead: Option<Ahead>,
     sums: &mut [[Vector<K>; V]; R],
 ) {
-    let panel = weight.panel(panel);
+    let from = weight.panel(panel);
+    match weight.format(panel) {
+        PanelFormat::Dense => {
+            let from = from.wrapping_add(first * LANES);
+            dense_product::<K, R, V>(k, (x, stride), weight.row_words(), from, ahead, sums);
+        }
+        PanelFormat::Blocks(format) => {
+            let x = Operand { start: x, stride };
+            let columns = Columns { panel: from, num_blocks: weight.num_blocks(), first };
+            // SAFETY: input rows have the weight's blocks, and the panel is of that format.
+            unsafe { block_linear::product(k, format, x, columns, ahead, sums) };
+        }
+    }
+}
+
+#[inline(always)]
+fn dense_product<K: Kernel, const R: usize, const V: usize>(
+    k: K,
+    (x, stride): (*const u32, usize),
+    row_words: usize,
+    columns: *const u32,
+    ahead: Option<Ahead>,
+    sums: &mut [[Vector<K>; V]; R],
+) {
     let mut local = *sums;
-    for word in 0..weight.row_words {
+    for word in 0..row_words {
         // SAFETY: `x` points to `R` rows of `row_words` words, and a panel holds `row_words * PANEL`.
         unsafe {
-            let from = panel.add(word * PANEL + first * LANES);
+            let from = columns.add(word * PANEL);
             if V == PANEL_VECTORS
-                && let Some(next) = next
+                && let Some(ahead) = ahead
             {
-                k.prefetch(next.wrapping_add(word * PANEL));
-                k.prefetch(next.wrapping_add(word * PANEL + LANES));
+                let next = ahead.panel.wrapping_add(word * PANEL + ahead.half * PANEL / 2);
+                k.prefetch(next);
+                k.prefetch(next.wrapping_add(LANES));
             }
             let mut b = [k.load_words(from); V];
             for vector in 1..V {
@@ -190,16 +228,12 @@ fn tiles_of_four<K: Kernel>(k: K, task: &LinearTask<'_>, panel: usize, gated: bo
 /// What the tile at `row` fetches of the next panel: the first two of several tiles fetch a half each,
 /// so that memory is busy while a panel is used again. A single tile leaves it to the processor.
 #[inline(always)]
-fn half_of_next(
-    task: &LinearTask<'_>,
-    panel: usize,
-    row: usize,
-    height: usize,
-) -> Option<*const u32> {
-    let index = (row - task.rows.start) / height;
-    let words = task.weight.row_words * PANEL;
-    let next = task.weight.panel(panel).wrapping_add(words + index * PANEL / 2);
-    (task.rows.len() > height && index < 2).then_some(next)
+fn half_of_next(task: &LinearTask<'_>, panel: usize, row: usize, height: usize) -> Option<Ahead> {
+    let half = (row - task.rows.start) / height;
+    if task.rows.len() <= height || half >= 2 || panel + 1 >= task.weight.panels.len() {
+        return None;
+    }
+    Some(Ahead { panel: task.weight.panel(panel + 1), half })
 }
 
 /// `R` rows and `V` vectors from `(row, vector)` on.
@@ -211,11 +245,10 @@ fn tile<K: Kernel, const R: usize, const V: usize>(
     (row, vector): (usize, usize),
     gated: bool,
 ) {
-    let x: *const u32 = task.input.rows_from(row, R);
-    let stride = task.input.stride();
+    let x = (task.input.rows_from(row, R).cast_const(), task.input.stride());
     let mut sums = [[k.simd().splat(0.0); V]; R];
     let next = half_of_next(task, panel, row, R);
-    product::<K, R, V>(k, x, stride, task.weight, panel, vector, next, &mut sums);
+    product::<K, R, V>(k, x, task.weight, (panel, vector), next, &mut sums);
     if !gated {
         for (index, sums) in sums.iter().enumerate() {
             for (offset, &sum) in sums.iter().enumerate() {
@@ -229,7 +262,7 @@ fn tile<K: Kernel, const R: usize, const V: usize>(
     let half = task.weight.panels.len() / 2;
     let mut ups = [[k.simd().splat(0.0); V]; R];
     let next = half_of_next(task, panel + half, row, R);
-    product::<K, R, V>(k, x, stride, task.weight, panel + half, vector, next, &mut ups);
+    product::<K, R, V>(k, x, task.weight, (panel + half, vector), next, &mut ups);
     for index in 0..R {
         for offset in 0..V {
             let at = (row + index, vector + offset);

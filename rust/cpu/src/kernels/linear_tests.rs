@@ -1,11 +1,18 @@
 //! Linears against float64, and the same bits for any batch, tile and task.
 
+use std::sync::Arc;
+
 use crate::kernels::Kernels;
 use crate::kernels::linear::{Epilogue, LinearTask};
 use crate::kernels::rows::{RowChange, RowsTask};
 use crate::memory::{Region, Slabs};
+use crate::packed_linear::{PANEL, PackedLinear, Storage};
 use crate::testing::{Random, bf16, bytes, every_kernel};
-use crate::weights::{Element, PANEL, PackedLinear, Source};
+use crate::weights::{Element, Source};
+
+fn slabs() -> Arc<Slabs> {
+    Arc::new(Slabs::new())
+}
 
 struct Case {
     weight: PackedLinear,
@@ -24,7 +31,7 @@ fn case(kernels: Kernels, k: usize, parts: &[usize], num_rows: usize) -> Case {
     let weight_values: Vec<f32> = (0..n * k).map(|_| round(random.normal())).collect();
     let bias: Vec<f32> = (0..n).map(|_| random.normal()).collect();
     let x_values: Vec<f32> = (0..num_rows * k).map(|_| round(random.normal())).collect();
-    let mut weight = PackedLinear::new(&Slabs::new(), kernels.element, k, parts, true);
+    let mut weight = PackedLinear::new(&slabs(), (kernels.element, Storage::Dense), k, parts, true);
     let mut start = 0;
     for (part, &width) in parts.iter().enumerate() {
         let rows = &weight_values[start * k..(start + width) * k];
@@ -152,7 +159,7 @@ fn gated_products_equal_their_parts() {
 
 #[test]
 fn parts_start_panels() {
-    let linear = PackedLinear::new(&Slabs::new(), Element::F32, 8, &[70, 5], false);
+    let linear = PackedLinear::new(&slabs(), (Element::F32, Storage::Dense), 8, &[70, 5], false);
     let starts: Vec<usize> = linear.panels.iter().map(|panel| panel.start).collect();
     assert_eq!(starts, [0, PANEL, 70]);
     assert!(!linear.halves_are_panels());

@@ -2,9 +2,11 @@
 
 use std::ops::Range;
 
+use crate::blocks::BLOCK;
 use crate::memory::Rows;
+use crate::packed_linear::PackedLinear;
 use crate::simd::{Kernel, LANES, Simd, exp, load_prefix, store_prefix};
-use crate::weights::{Embedding, Norm};
+use crate::weights::{Norm, TableRows};
 
 /// `x / (1 + e^-x)`.
 #[inline(always)]
@@ -116,15 +118,16 @@ unsafe fn gated_row<K: Kernel>(k: K, from: *const f32, to: *mut u32, width: usiz
 
 /// Look up rows of a table.
 pub(crate) struct EmbedTask<'a> {
-    pub(crate) table: &'a Embedding,
+    pub(crate) table: &'a TableRows,
     pub(crate) tokens: &'a [u32],
+    pub(crate) width: usize,
     pub(crate) output: Rows<f32>,
 }
 
 /// Compute a task.
 #[inline(always)]
 pub(crate) fn embed<K: Kernel>(k: K, task: &EmbedTask<'_>) {
-    let width = task.table.width;
+    let width = task.width;
     for (row, &token) in task.tokens.iter().enumerate() {
         let from = task.table.row(token as usize);
         let to = task.output.row(row);
@@ -134,6 +137,19 @@ pub(crate) fn embed<K: Kernel>(k: K, task: &EmbedTask<'_>) {
                 let x = k.load_elements(from.add(at / K::PER_WORD));
                 store_prefix(k.simd(), to.add(at), x, width - at);
             }
+        }
+    }
+}
+
+/// Look up outputs of a linear that is stored in blocks; the same bits on every instruction set.
+pub(crate) fn embed_outputs(linear: &PackedLinear, tokens: &[u32], output: Rows<f32>) {
+    for (row, &token) in tokens.iter().enumerate() {
+        let to: *mut f32 = output.row(row);
+        for block in 0..linear.num_blocks() {
+            let values = linear.block(token as usize, block);
+            let count = BLOCK.min(linear.in_features - block * BLOCK);
+            // SAFETY: output rows hold `in_features` values.
+            unsafe { to.add(block * BLOCK).copy_from_nonoverlapping(values.as_ptr(), count) };
         }
     }
 }

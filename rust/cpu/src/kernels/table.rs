@@ -3,6 +3,7 @@
 
 use super::attention::{AttendContext, AttendItem, Scratch};
 use super::linear::LinearTask;
+use super::quantise::QuantiseTask;
 use super::rotate::RotateTask;
 use super::rows::{EmbedTask, FiniteTask, RowsTask};
 use super::scan::{Extent, NoiseTask};
@@ -19,6 +20,7 @@ pub(crate) struct Kernels {
     pub(crate) isa: Isa,
     pub(crate) element: Element,
     linear: unsafe fn(&LinearTask<'_>),
+    quantise: unsafe fn(&QuantiseTask),
     rows: unsafe fn(&RowsTask<'_>),
     embed: unsafe fn(&EmbedTask<'_>),
     finite: unsafe fn(&mut FiniteTask<'_>),
@@ -52,6 +54,10 @@ macro_rules! table {
             $(#[target_feature(enable = $feature)])?
             unsafe fn linear(task: &LinearTask<'_>) {
                 crate::kernels::linear::linear(kernel(), task);
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn quantise(task: &QuantiseTask) {
+                crate::kernels::quantise::quantise(kernel(), task);
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn rows(task: &RowsTask<'_>) {
@@ -113,6 +119,7 @@ macro_rules! table {
                 isa: $isa,
                 element: $element,
                 linear,
+                quantise,
                 rows,
                 embed,
                 finite,
@@ -139,25 +146,25 @@ table!(portable_bf16, Isa::Portable, Element::Bf16, PortableBf16);
 mod x86 {
     use super::{
         AttendContext, AttendItem, Element, EmbedTask, Extent, FiniteTask, Isa, Kernels,
-        LinearTask, NoiseTask, RotateTask, RowsTask, Scratch,
+        LinearTask, NoiseTask, QuantiseTask, RotateTask, RowsTask, Scratch,
     };
     use crate::simd::{Avx2, Avx2Bf16, Avx512, Avx512Bf16};
 
-    table!(avx2_f32, Isa::Avx2, Element::F32, Avx2, "avx2,fma");
-    table!(avx2_bf16, Isa::Avx2, Element::Bf16, Avx2Bf16, "avx2,fma");
+    table!(avx2_f32, Isa::Avx2, Element::F32, Avx2, "avx2,fma,f16c");
+    table!(avx2_bf16, Isa::Avx2, Element::Bf16, Avx2Bf16, "avx2,fma,f16c");
     table!(
         avx512_f32,
         Isa::Avx512Bf16,
         Element::F32,
         Avx512,
-        "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16"
+        "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni"
     );
     table!(
         avx512_bf16,
         Isa::Avx512Bf16,
         Element::Bf16,
         Avx512Bf16,
-        "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16"
+        "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni"
     );
 
     pub(super) fn table(isa: Isa, element: Element) -> Option<Kernels> {
@@ -191,6 +198,11 @@ impl Kernels {
     pub(crate) fn linear(self, task: &LinearTask<'_>) {
         // SAFETY: `new` has checked the instructions.
         unsafe { (self.linear)(task) };
+    }
+
+    pub(crate) fn quantise(self, task: &QuantiseTask) {
+        // SAFETY: `new` has checked the instructions.
+        unsafe { (self.quantise)(task) };
     }
 
     pub(crate) fn rows(self, task: &RowsTask<'_>) {

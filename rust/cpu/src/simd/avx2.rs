@@ -4,17 +4,19 @@
 
 use std::arch::x86_64::{
     __m256, __m256i, _CMP_LT_OQ, _CMP_UNORD_Q, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT,
-    _MM_HINT_T1, _mm_add_ps, _mm_loadu_si128, _mm_max_ps, _mm_prefetch, _mm_storeu_si128,
-    _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_blendv_ps, _mm256_castps_si256,
-    _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmp_ps,
-    _mm256_cmpeq_epi32, _mm256_cvtepu16_epi32, _mm256_cvtps_epi32, _mm256_div_ps,
-    _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_max_ps,
-    _mm256_min_ps, _mm256_movemask_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_packus_epi32,
-    _mm256_permute4x64_epi64, _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps,
-    _mm256_setr_epi32, _mm256_slli_epi32, _mm256_srli_epi32, _mm256_storeu_ps, _mm256_sub_ps,
+    _MM_HINT_T1, _mm_add_ps, _mm_loadu_si128, _mm_max_ps, _mm_packs_epi16, _mm_prefetch,
+    _mm_storeu_si128, _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_blendv_ps,
+    _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_castsi256_si128,
+    _mm256_cmp_ps, _mm256_cmpeq_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps,
+    _mm256_cvtps_epi32, _mm256_div_ps, _mm256_extractf128_ps, _mm256_extracti128_si256,
+    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_max_ps,
+    _mm256_min_ps, _mm256_movemask_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_packs_epi32,
+    _mm256_packus_epi32, _mm256_permute4x64_epi64, _mm256_round_ps, _mm256_set1_epi16,
+    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_slli_epi16, _mm256_slli_epi32,
+    _mm256_srai_epi16, _mm256_srli_epi16, _mm256_srli_epi32, _mm256_storeu_ps, _mm256_sub_ps,
 };
 
-use super::{Kernel, Simd};
+use super::{Bytes, Kernel, Simd};
 
 /// Sixteen lanes in two registers.
 #[derive(Clone, Copy)]
@@ -181,6 +183,88 @@ impl Kernel for Avx2 {
     #[inline(always)]
     unsafe fn store_elements(self, to: *mut u32, x: Pair) {
         op!(self.store(to.cast(), x));
+    }
+}
+
+/// Codes widened to 16 bits: the even and the odd bytes of eight words, twice.
+type Widened = [[__m256i; 2]; 2];
+
+impl Bytes for Avx2 {
+    type I = [__m256i; 2];
+    // `maddubs` would saturate at the sum of two products of eight bits.
+    type Codes = Widened;
+    type Signed = [__m256i; 2];
+
+    #[inline(always)]
+    fn splat_int(self, x: i32) -> [__m256i; 2] {
+        op!([_mm256_set1_epi32(x); 2])
+    }
+    #[inline(always)]
+    fn splat_signed(self, word: u32) -> [__m256i; 2] {
+        op!({
+            let all = _mm256_set1_epi32(word as i32);
+            [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(all)), _mm256_srai_epi16::<8>(all)]
+        })
+    }
+    #[inline(always)]
+    fn dot_bytes(self, sums: [__m256i; 2], codes: Widened, signed: [__m256i; 2]) -> [__m256i; 2] {
+        op!({
+            let mut result = sums;
+            for (sums, codes) in result.iter_mut().zip(codes) {
+                let even = _mm256_madd_epi16(codes[0], signed[0]);
+                let odd = _mm256_madd_epi16(codes[1], signed[1]);
+                *sums = _mm256_add_epi32(*sums, _mm256_add_epi32(even, odd));
+            }
+            result
+        })
+    }
+    #[inline(always)]
+    fn to_float(self, x: [__m256i; 2]) -> Pair {
+        op!([_mm256_cvtepi32_ps(x[0]), _mm256_cvtepi32_ps(x[1])])
+    }
+    #[inline(always)]
+    fn exact_fma(self, a: Pair, b: Pair, c: Pair) -> Pair {
+        self.fma(a, b, c)
+    }
+    #[inline(always)]
+    unsafe fn load_codes(self, from: *const u32) -> Widened {
+        op!({
+            let low = _mm256_set1_epi16(0xff);
+            [from, from.add(8)].map(|from| {
+                let codes = _mm256_loadu_si256(from.cast());
+                [_mm256_and_si256(codes, low), _mm256_srli_epi16::<8>(codes)]
+            })
+        })
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(self, from: *const u32) -> [Widened; 2] {
+        op!({
+            let low = _mm256_set1_epi16(15);
+            let both = [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(8).cast())];
+            let first = both.map(|codes| {
+                let odd = _mm256_and_si256(_mm256_srli_epi16::<8>(codes), low);
+                [_mm256_and_si256(codes, low), odd]
+            });
+            let second = both.map(|codes| {
+                let even = _mm256_and_si256(_mm256_srli_epi16::<4>(codes), low);
+                [even, _mm256_srli_epi16::<12>(codes)]
+            });
+            [first, second]
+        })
+    }
+    #[inline(always)]
+    unsafe fn load_halves(self, from: *const u32) -> Pair {
+        op!([from, from.add(4)].map(|from| _mm256_cvtph_ps(_mm_loadu_si128(from.cast()))))
+    }
+    #[inline(always)]
+    unsafe fn store_signed(self, to: *mut u32, x: Pair) {
+        op!({
+            let words = _mm256_packs_epi32(_mm256_cvtps_epi32(x[0]), _mm256_cvtps_epi32(x[1]));
+            let ordered = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
+            let low = _mm256_castsi256_si128(ordered);
+            let high = _mm256_extracti128_si256::<1>(ordered);
+            _mm_storeu_si128(to.cast(), _mm_packs_epi16(low, high));
+        });
     }
 }
 

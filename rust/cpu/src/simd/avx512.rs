@@ -4,15 +4,17 @@
 
 use std::arch::x86_64::{
     __m256bh, __m256i, __m512, __m512bh, __m512i, _CMP_LT_OQ, _MM_HINT_T1, _mm_prefetch,
-    _mm256_loadu_si256, _mm256_storeu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_castsi512_ps,
-    _mm512_cmp_ps_mask, _mm512_cvtepu16_epi32, _mm512_cvtneps_pbh, _mm512_cvtps_epi32,
-    _mm512_div_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512,
-    _mm512_mask_blend_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_reduce_add_ps,
-    _mm512_reduce_max_ps, _mm512_roundscale_ps, _mm512_set1_epi32, _mm512_set1_ps,
-    _mm512_slli_epi32, _mm512_storeu_ps, _mm512_sub_ps,
+    _mm_storeu_si128, _mm256_loadu_si256, _mm256_storeu_si256, _mm512_add_epi32, _mm512_add_ps,
+    _mm512_and_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi32_ps,
+    _mm512_cvtepu16_epi32, _mm512_cvtneps_pbh, _mm512_cvtph_ps, _mm512_cvtps_epi32,
+    _mm512_cvtsepi32_epi8, _mm512_div_ps, _mm512_dpbf16_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps,
+    _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_blend_ps, _mm512_max_ps, _mm512_min_ps,
+    _mm512_mul_ps, _mm512_reduce_add_ps, _mm512_reduce_max_ps, _mm512_roundscale_ps,
+    _mm512_set1_epi32, _mm512_set1_ps, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_ps,
+    _mm512_sub_ps,
 };
 
-use super::{Kernel, Simd};
+use super::{Bytes, Kernel, Simd};
 
 /// Sixteen lanes in one register.
 #[derive(Clone, Copy)]
@@ -142,6 +144,53 @@ impl Kernel for Avx512 {
     #[inline(always)]
     unsafe fn store_elements(self, to: *mut u32, x: __m512) {
         op!(_mm512_storeu_ps(to.cast(), x));
+    }
+}
+
+impl Bytes for Avx512 {
+    type I = __m512i;
+    type Codes = __m512i;
+    type Signed = __m512i;
+
+    #[inline(always)]
+    fn splat_int(self, x: i32) -> __m512i {
+        op!(_mm512_set1_epi32(x))
+    }
+    #[inline(always)]
+    fn splat_signed(self, word: u32) -> __m512i {
+        op!(_mm512_set1_epi32(word as i32))
+    }
+    #[inline(always)]
+    fn dot_bytes(self, sums: __m512i, codes: __m512i, signed: __m512i) -> __m512i {
+        op!(_mm512_dpbusd_epi32(sums, codes, signed))
+    }
+    #[inline(always)]
+    fn to_float(self, x: __m512i) -> __m512 {
+        op!(_mm512_cvtepi32_ps(x))
+    }
+    #[inline(always)]
+    fn exact_fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        self.fma(a, b, c)
+    }
+    #[inline(always)]
+    unsafe fn load_codes(self, from: *const u32) -> __m512i {
+        op!(_mm512_loadu_si512(from.cast()))
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(self, from: *const u32) -> [__m512i; 2] {
+        op!({
+            let mask = _mm512_set1_epi32(0x0f0f_0f0f);
+            let both = _mm512_loadu_si512(from.cast());
+            [_mm512_and_si512(both, mask), _mm512_and_si512(_mm512_srli_epi32::<4>(both), mask)]
+        })
+    }
+    #[inline(always)]
+    unsafe fn load_halves(self, from: *const u32) -> __m512 {
+        op!(_mm512_cvtph_ps(_mm256_loadu_si256(from.cast())))
+    }
+    #[inline(always)]
+    unsafe fn store_signed(self, to: *mut u32, x: __m512) {
+        op!(_mm_storeu_si128(to.cast(), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x))));
     }
 }
 

@@ -8,6 +8,7 @@
 
 mod avx2;
 mod avx512;
+mod bytes;
 mod math;
 mod portable;
 
@@ -15,6 +16,7 @@ mod portable;
 pub(crate) use avx2::{Avx2, Avx2Bf16};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::{Avx512, Avx512Bf16};
+pub(crate) use bytes::Bytes;
 pub(crate) use math::{exp, load_prefix, store_prefix};
 pub(crate) use portable::{Portable, PortableBf16, bf16_from_f32};
 
@@ -61,7 +63,7 @@ pub(crate) trait Simd: Copy {
 /// How words are multiplied: the element type on an instruction set.
 pub(crate) trait Kernel: Copy {
     /// The float32 vectors.
-    type S: Simd;
+    type S: Bytes;
     /// Sixteen words, ready to be multiplied.
     type W: Copy;
     /// Elements in a word.

@@ -1,6 +1,8 @@
 //! Plain Rust: what the other instruction sets are compared with.
 
-use super::{Kernel, LANES, Simd};
+use half::f16;
+
+use super::{Bytes, Kernel, LANES, Simd};
 
 /// Sixteen lanes in an array.
 #[derive(Clone, Copy)]
@@ -146,6 +148,62 @@ impl Kernel for Portable {
     unsafe fn store_elements(self, to: *mut u32, x: [f32; LANES]) {
         // SAFETY: as the caller's.
         unsafe { self.store(to.cast(), x) };
+    }
+}
+
+impl Bytes for Portable {
+    type I = [i32; LANES];
+    type Codes = [u32; LANES];
+    type Signed = u32;
+
+    #[inline(always)]
+    fn splat_int(self, x: i32) -> [i32; LANES] {
+        [x; LANES]
+    }
+    #[inline(always)]
+    fn splat_signed(self, word: u32) -> u32 {
+        word
+    }
+    #[inline(always)]
+    fn dot_bytes(self, sums: [i32; LANES], codes: [u32; LANES], signed: u32) -> [i32; LANES] {
+        let mut result = sums;
+        for byte in 0..4 {
+            let signed = i32::from((signed >> (8 * byte)) as i8);
+            for lane in 0..LANES {
+                result[lane] += (codes[lane] >> (8 * byte) & 255) as i32 * signed;
+            }
+        }
+        result
+    }
+    #[inline(always)]
+    fn to_float(self, x: [i32; LANES]) -> [f32; LANES] {
+        lanes!(i => x[i] as f32)
+    }
+    #[inline(always)]
+    fn exact_fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        lanes!(i => a[i].mul_add(b[i], c[i]))
+    }
+    #[inline(always)]
+    unsafe fn load_codes(self, from: *const u32) -> [u32; LANES] {
+        // SAFETY: the caller vouches for sixteen words; the read needs no alignment.
+        unsafe { from.cast::<[u32; LANES]>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(self, from: *const u32) -> [[u32; LANES]; 2] {
+        // SAFETY: as the caller's.
+        let both = unsafe { self.load_codes(from) };
+        [both.map(|codes| codes & 0x0f0f_0f0f), both.map(|codes| codes >> 4 & 0x0f0f_0f0f)]
+    }
+    #[inline(always)]
+    unsafe fn load_halves(self, from: *const u32) -> [f32; LANES] {
+        // SAFETY: the caller vouches for eight words; the read needs no alignment.
+        let bits = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
+        bits.map(|bits| f16::from_bits(bits).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn store_signed(self, to: *mut u32, x: [f32; LANES]) {
+        // SAFETY: the caller vouches for four words; the write needs no alignment.
+        unsafe { to.cast::<[i8; LANES]>().write_unaligned(x.map(|x| x as i8)) };
     }
 }
 
