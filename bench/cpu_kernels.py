@@ -48,6 +48,7 @@ QWEN_05B = DecoderConfig(
     max_position=32_768,
 )
 ROWS = (1, 2, 4, 8, 16, 64, 256)
+BLOCKS = ("Q8_0", "Q4_0", "Q4_1")  # int8 is computed as Q8_0 is
 MAX_CONTEXT = 2048
 
 
@@ -58,6 +59,7 @@ class Settings:
     threads: int | None
     isa: str | None
     quick: bool
+    quantization: str
 
 
 def median(run: Callable[[], float], count: int) -> float:
@@ -79,10 +81,13 @@ def shapes(config: DecoderConfig) -> list[tuple[int, int]]:
     return [*layer * config.num_layers, (config.vocab_size, hidden)]
 
 
-def linears(name: str, config: DecoderConfig, settings: Settings) -> list[dict[str, Any]]:
-    """All linears of a model at several numbers of rows."""
-    bench = CpuLinearBench("bfloat16", shapes(config), settings.isa, settings.threads)
+def linears(
+    name: str, config: DecoderConfig, settings: Settings, blocks: str | None = None
+) -> list[dict[str, Any]]:
+    """All linears of a model at several numbers of rows: bfloat16, or blocks of a GGUF type."""
+    bench = CpuLinearBench("bfloat16", shapes(config), settings.isa, settings.threads, blocks)
     records = []
+    products = sum(outputs * inputs for outputs, inputs in shapes(config))
     for rows in ROWS:
         count = 3 if rows > 16 or settings.quick else 11
         seconds = median(lambda rows=rows: bench.linears(rows), count)
@@ -90,10 +95,11 @@ def linears(name: str, config: DecoderConfig, settings: Settings) -> list[dict[s
         records.append(
             {
                 "model": name,
+                "weights": blocks or "bfloat16",
                 "rows": rows,
                 "ms": seconds * 1e3,
                 "gb_per_s": bench.num_bytes / seconds / 1e9,
-                "gflop_per_s": bench.num_bytes * rows / seconds / 1e9,
+                "gop_per_s": 2 * products * rows / seconds / 1e9,
                 "read_gb_per_s": bench.num_bytes / read / 1e9,
                 "share_of_read": read / seconds,
             }
@@ -105,7 +111,7 @@ def linears(name: str, config: DecoderConfig, settings: Settings) -> list[dict[s
 class Session:
     """Scheduler and runner of the default model, stepped by hand."""
 
-    def __init__(self, checkpoint: Checkpoint, batch: int) -> None:
+    def __init__(self, checkpoint: Checkpoint, batch: int, quantization: str) -> None:
         pages = batch * (MAX_CONTEXT // 16) + 64
         self.runner = Runner(
             checkpoint,
@@ -114,6 +120,7 @@ class Session:
                 max_running_requests=batch,
                 max_context_len=MAX_CONTEXT,
                 backend="cpu",
+                quantization=quantization,
                 progress=False,
             ),
         )
@@ -181,7 +188,7 @@ def whole_steps(checkpoint: Checkpoint, settings: Settings) -> list[dict[str, An
     cases = [(1, 64, 0.0), (1, 1500, 0.0), (4, 256, 0.0), (16, 256, 0.0), (16, 256, 0.8)]
     for batch, prompt_len, temperature in cases:
         outputs = 24 if settings.quick else 96
-        session = Session(checkpoint, batch)
+        session = Session(checkpoint, batch, settings.quantization)
         read = median(bench.streaming_read, 5)
         result = session.run(prompt_len, outputs, temperature)
         again = median(bench.streaming_read, 5)
@@ -214,9 +221,10 @@ def main() -> None:
     parser.add_argument("--isa")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--only", choices=("linears", "steps"))
+    parser.add_argument("--quantization", default="none", help="of whole steps: none, int8 or gguf")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    settings = Settings(arguments.threads, arguments.isa, arguments.quick)
+    settings = Settings(arguments.threads, arguments.isa, arguments.quick, arguments.quantization)
     for variable, value in ((ISA_VARIABLE, settings.isa), (THREADS_VARIABLE, settings.threads)):
         if value is not None:
             os.environ[variable] = str(value)
@@ -226,6 +234,8 @@ def main() -> None:
     if arguments.only != "steps":
         records["linears"] = linears("smollm2-135m", checkpoint.config, settings)
         records["linears"] += linears("qwen2.5-0.5b", QWEN_05B, settings)
+        for blocks in BLOCKS:
+            records["linears"] += linears("smollm2-135m", checkpoint.config, settings, blocks)
     if arguments.only != "linears":
         records["steps"] = whole_steps(checkpoint, settings)
     if arguments.json is not None:

@@ -74,3 +74,28 @@ def test_bfloat16_agrees_on_the_best_token() -> None:
     assert agreed / steps > 0.98, f"{agreed} of {steps}"
     assert np.mean(errors) < 0.05
     print(f"{agreed} of {steps} agree, mean error of log-probs {np.mean(errors):.4f}")
+
+
+@pytest.mark.slow
+def test_the_packed_file_is_near_its_dequantised_self() -> None:
+    """What the default model is served with: its file's own blocks, against float32."""
+    assert runner("cpu", "bfloat16", "auto").quantization == "gguf"
+    steps, agreed, errors = 0, 0, []
+    for expected in reference():
+        driver = Driver(runner_of("cpu", "bfloat16", "gguf"))
+        for index in range(NUM_TOKENS):
+            forced = Sequence(expected.prompt + expected.output[:index])
+            driver.generate([forced], 1)
+            driver.release([forced])
+            steps += 1
+            best, second = expected.tops[index]
+            ours = dict(forced.tops[0])
+            if best[0] in ours:
+                errors.append(abs(ours[best[0]] - best[1]))
+            if forced.output[0] == expected.output[index]:
+                agreed += 1
+            else:
+                assert best[1] - second[1] < 0.5
+    assert agreed / steps > 0.95, f"{agreed} of {steps}"
+    assert np.mean(errors) < 0.1
+    print(f"{agreed} of {steps} agree, mean error of log-probs {np.mean(errors):.4f}")
