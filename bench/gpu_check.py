@@ -33,6 +33,7 @@ def main() -> int:
         os.environ["TRITON_INTERPRET"] = "1"
     import gpu_kernels
     import gpu_model
+    import gpu_sampling
     import torch
     import triton
     from gpu_timing import Report, measure_ceilings
@@ -55,8 +56,11 @@ def main() -> int:
         if arguments.only != "decode":
             sizes = gpu_kernels.SMALL if arguments.dry_run else gpu_kernels.LARGE
             gpu_kernels.check_kernels(report, device, dtype, sizes, ceilings)
+            rows, vocabulary = (3, 500) if arguments.dry_run else (256, 128_256)
+            gpu_sampling.check_draws(report, device, rows, vocabulary, ceilings)
         if arguments.only != "kernels":
             trial = gpu_model.SMALL if arguments.dry_run else gpu_model.LARGE
+            gpu_model.check_reference(report, device)
             gpu_model.check_decoding(report, device, dtype, trial, ceilings)
     print(f"{'passed' if report.passed else 'FAILED'} in {time.monotonic() - started_at:.0f} s")
     if arguments.json:

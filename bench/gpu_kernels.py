@@ -279,19 +279,24 @@ def _prompt(
     starts = torch.tensor([0, sizes.prompt], dtype=torch.int32, device=device)
     # Query, key pairs of a causal prompt, twice: scores and outputs.
     operations = 2 * sizes.prompt**2 * sizes.num_heads * sizes.head_dim
-    for name, launch, goal in (
-        ("prompt attention", prompt_attention, 0.45),
-        ("deterministic attention", unified_attention, None),
+    out = torch.empty_like(query)
+    no_splits = torch.empty(1, device=device)
+
+    def prompt() -> torch.Tensor:
+        prompt_attention(query, *pools, starts, out, max_query_len=sizes.prompt, **options)
+        return out
+
+    def unified() -> torch.Tensor:
+        unified_attention(query, *pools, starts, out, no_splits, **options)
+        return out
+
+    for name, run, goal in (
+        ("prompt attention", prompt, 0.45),
+        ("deterministic attention", unified, None),
     ):
-        out = torch.empty_like(query)
-
-        def prompt(launch: Callable[..., None] = launch, out: torch.Tensor = out) -> torch.Tensor:
-            launch(query, *pools, starts, out, max_query_len=sizes.prompt, **options)
-            return out
-
         yield Check(
             name=f"{name}, {sizes.prompt} tokens",
-            run=prompt,
+            run=run,
             expected=lambda: _expected_attention(query, rows, sizes.prompt, 0, sizes.prompt),
             tolerance=2e-2,
             operations=operations,

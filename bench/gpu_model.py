@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,15 @@ from gpu_timing import Ceilings, Finding, Report
 
 from trunkline.engine.models.config import DecoderConfig
 from trunkline.engine.models.decoder import DenseDecoder
-from trunkline.kernels import BackendOptions, KvSpec, ProgramSizes, select_backend
-from trunkline.kernels.triton.program import DeviceProgram
+from trunkline.engine.operation_program import OperationProgram
+from trunkline.kernels import (
+    BackendOptions,
+    KvSpec,
+    ProgramBackend,
+    ProgramSizes,
+    StepProgram,
+    select_backend,
+)
 from trunkline.plan import (
     PLAN_HEADER_BYTES,
     PLAN_MAGIC,
@@ -52,7 +59,6 @@ class Trial:
     batches: tuple[tuple[int, int], ...]
     num_steps: int
     graph_rows: int
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 LARGE = Trial(
@@ -91,7 +97,7 @@ SMALL = Trial(
 class Device:
     """A model with random weights and its program."""
 
-    program: DeviceProgram
+    program: StepProgram
     weight_bytes: int
 
 
@@ -112,10 +118,12 @@ def make_plan(step: int, sections: dict[str, Any]) -> Plan:
     return Plan(np.concatenate(parts))
 
 
-def build(trial: Trial, device: torch.device, dtype: torch.dtype, **options: Any) -> Device:
-    """Make a model; each weight is filled where it lies."""
-    chosen = BackendOptions(**{"max_graph_batch": trial.graph_rows, **trial.options, **options})
-    backend = select_backend(device, dtype, "triton", chosen)
+def build(
+    trial: Trial, device: torch.device, dtype: torch.dtype, name: str = "triton", **options: Any
+) -> Device:
+    """Make a model; each weight is filled where it lies, the same in every backend."""
+    chosen = BackendOptions(**{"max_graph_batch": trial.graph_rows, **options})
+    backend = select_backend(device, dtype, name, chosen)
     config = trial.config
     rows = max(rows for rows, _ in trial.batches)
     # The first token, what the warm-up and the timed steps add, and a page's rest.
@@ -126,7 +134,7 @@ def build(trial: Trial, device: torch.device, dtype: torch.dtype, **options: Any
     with torch.inference_mode():
         model = DenseDecoder(config, backend, config.max_position, False)
         for _, handle in model.weights():
-            _randomise(handle)
+            _randomise(handle, device)
     kv = KvSpec(
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,
@@ -135,20 +143,21 @@ def build(trial: Trial, device: torch.device, dtype: torch.dtype, **options: Any
         page_size=PAGE_SIZE,
     )
     sizes = ProgramSizes(kv=kv, num_slots=rows, max_context_len=config.max_position)
-    program = backend.create_program(model.forward, sizes)  # type: ignore[union-attr]
+    if isinstance(backend, ProgramBackend):
+        program = backend.create_program(model.forward, sizes)
+    else:
+        program = OperationProgram(model, backend, sizes)
     read = sum(handle.num_bytes for name, handle in model.weights() if "embed" not in name)
     return Device(program, read)
 
 
-def _randomise(handle: Any) -> None:
-    if hasattr(handle, "epsilon"):
-        handle.weight.fill_(1.0)
-        return
+def _randomise(handle: Any, device: torch.device) -> None:
     for part, shape in handle.shapes.items():
-        like = getattr(handle, "weight", None)
-        like = handle.table if like is None else like
-        values = torch.randn(shape, device=like.device, dtype=torch.float32)
-        handle.load(part, values.mul_(shape[-1] ** -0.5))
+        if len(shape) == 1:
+            handle.load(part, torch.ones(shape, device=device))
+        else:
+            values = torch.randn(shape, device=device, dtype=torch.float32)
+            handle.load(part, values.mul_(shape[-1] ** -0.5))
 
 
 class Decoding:
@@ -254,10 +263,10 @@ def _tokens(block: np.ndarray) -> list[int]:
 
 @contextmanager
 def built(
-    trial: Trial, device: torch.device, dtype: torch.dtype, **options: Any
+    trial: Trial, device: torch.device, dtype: torch.dtype, name: str = "triton", **options: Any
 ) -> Iterator[Device]:
     """`build`, and its memory given back."""
-    made: list[Device] = [build(trial, device, dtype, **options)]
+    made: list[Device] = [build(trial, device, dtype, name, **options)]
     try:
         yield made[0]
     finally:
@@ -272,6 +281,28 @@ def roofline_s(made: Device, rows: int, have: int, ceilings: Ceilings) -> float:
     work = rows * made.weight_bytes  # two operations per weight of two bytes
     moved = made.weight_bytes + rows * have * token_bytes
     return max(moved / ceilings.bytes_per_s, work / ceilings.operations_per_s)
+
+
+def check_reference(report: Report, device: torch.device) -> None:
+    """A small model in float32, decoding from empty keys: the reference backend's tokens."""
+    runs = []
+    for name in ("torch", "triton"):
+        with built(SMALL, device, torch.float32, name) as made:
+            runs.append(
+                [
+                    decode(made, *batch, SMALL.num_steps, overlap=False, temperature=temperature)
+                    for batch in SMALL.batches
+                    for temperature in (0.0, 0.8)
+                ]
+            )
+    same = [_agreement(one, other) for one, other in zip(*runs, strict=True)]
+    report.add(
+        Finding(
+            name="small model: tokens of the reference backend",
+            passed=min(same) == 1.0,
+            value=f"{min(same):.0%} of draws, greedy and at random",
+        )
+    )
 
 
 def check_decoding(

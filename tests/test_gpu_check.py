@@ -21,8 +21,7 @@ def run(tmp_path: Path, *arguments: str) -> dict[str, object]:
     return facts
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("only", ["kernels", "decode"])
+@pytest.mark.parametrize("only", ["kernels", pytest.param("decode", marks=pytest.mark.slow)])
 def test_dry_run(tmp_path: Path, only: str) -> None:
     facts = run(tmp_path, "--dry-run", "--only", only)
     findings = facts["findings"]

@@ -6,7 +6,6 @@ import logging
 from typing import Protocol
 
 import torch
-from trunkline.kernels.triton.unified_attention import unified_attention
 
 from trunkline.kernels.interface import AttentionSpec, BackendOptions, OptionError
 from trunkline.kernels.triton.attention_parts import workspace_elements
@@ -14,10 +13,16 @@ from trunkline.kernels.triton.batch import DeviceBatch, HostRows
 from trunkline.kernels.triton.decode_attention import choose_max_splits, decode_attention
 from trunkline.kernels.triton.launch import ceil_div, device_traits
 from trunkline.kernels.triton.prompt_attention import prompt_attention
+from trunkline.kernels.triton.unified_attention import SPLIT_SIZE as UNIFIED_SPLIT_SIZE
+from trunkline.kernels.triton.unified_attention import (
+    unified_attention,
+    unified_workspace_elements,
+)
 from trunkline.kernels.triton.weights import SinksWeight
 
 ATTENTION_BACKENDS = ("auto", "flashinfer", "triton")
 SPLIT_SIZE = 256  # least number of keys in a split: fewer do not pay for their merge
+PROMPT_BLOCK_TOKENS = 32  # about what a block of prompt attention has
 KV_SCALE = 1.0  # of fp8 pools
 
 logger = logging.getLogger(__name__)
@@ -79,8 +84,12 @@ class TritonAttention:
                 max_splits=splits,
             )
         if query.shape[0] > decode:
+            prompt = query[decode:]
+            # Blocks of tokens times kv heads are the programs that there are without splits.
+            blocks = ceil_div(prompt.shape[0], PROMPT_BLOCK_TOKENS)
+            splits = _max_splits(blocks, spec, batch)
             prompt_attention(
-                query[decode:],
+                prompt,
                 keys,
                 values,
                 batch.page_tables,
@@ -88,6 +97,7 @@ class TritonAttention:
                 batch.kv_lens[decode:],
                 batch.query_start,
                 out[decode:],
+                _workspace(prompt, splits),
                 max_query_len=batch.max_query_len,
                 scale=_scale(spec),
                 window=spec.window,
@@ -95,6 +105,8 @@ class TritonAttention:
                 sinks=_sinks(spec),
                 key_scale=KV_SCALE,
                 value_scale=KV_SCALE,
+                split_size=SPLIT_SIZE,
+                max_splits=splits,
             )
 
 
@@ -119,13 +131,14 @@ class UnifiedAttention:
             batch.kv_lens,
             batch.query_start,
             out,
-            max_query_len=batch.max_query_len,
+            _unified_workspace(query, spec, batch),
             scale=_scale(spec),
             window=spec.window,
             soft_cap=spec.soft_cap,
             sinks=_sinks(spec),
             key_scale=KV_SCALE,
             value_scale=KV_SCALE,
+            max_kv_len=batch.max_kv_len,
         )
 
 
@@ -163,9 +176,27 @@ def create_attention(
 def _max_splits(num_rows: int, spec: AttentionSpec, batch: DeviceBatch) -> int:
     """Splits that keep the device busy, if the longest possible row has so many."""
     traits = device_traits(batch.row_slot.device)
-    longest = batch.page_tables.shape[1] * batch.pool.spec.page_size
+    longest = _longest(batch)
     wanted = choose_max_splits(num_rows, spec.num_kv_heads, traits.num_processors)
     return min(wanted, ceil_div(longest, SPLIT_SIZE))
+
+
+def _longest(batch: DeviceBatch) -> int:
+    if batch.max_kv_len is not None:
+        return batch.max_kv_len
+    return batch.page_tables.shape[1] * batch.pool.spec.page_size
+
+
+def _unified_workspace(
+    query: torch.Tensor, spec: AttentionSpec, batch: DeviceBatch
+) -> torch.Tensor:
+    """Of a size for splits where there are so few tokens that they gain by them."""
+    heads, head_dim, longest = spec.num_heads, spec.head_dim, _longest(batch)
+    processors = device_traits(query.device).num_processors
+    most = unified_workspace_elements(heads, spec.num_kv_heads, head_dim, longest, processors)
+    splits = ceil_div(longest, UNIFIED_SPLIT_SIZE)
+    needed = workspace_elements(query.shape[0], heads, head_dim, splits)
+    return query.new_empty(needed if needed <= most else 1, dtype=torch.float32)
 
 
 def _workspace(query: torch.Tensor, splits: int) -> torch.Tensor:

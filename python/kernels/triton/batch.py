@@ -29,6 +29,7 @@ class DeviceBatch:
     query_start: torch.Tensor  # [other rows + 1] int32
     num_decode_rows: int
     max_query_len: int
+    max_kv_len: int | None  # None: what the page tables can hold
     logit_tokens: torch.Tensor | None  # [logits] int32; None: every token in turn
     pooled_tokens: torch.Tensor  # [pooled] int32
     is_captured: bool = False  # padded, and perhaps replayed later

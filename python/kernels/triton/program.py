@@ -148,6 +148,7 @@ class DeviceProgram:
             query_start=staged["query_start"],
             num_decode_rows=num_decode,
             max_query_len=int(rows.query_lens.max()),
+            max_kv_len=int(rows.kv_lens.max()),
             logit_tokens=staged["logit_tokens"],
             pooled_tokens=staged["pooled_tokens"],
         )
@@ -166,6 +167,7 @@ class DeviceProgram:
             query_start=staged["query_start"],
             num_decode_rows=bucket if apart else 0,
             max_query_len=1,
+            max_kv_len=None,
             logit_tokens=None,
             pooled_tokens=staged["row_slot"][:0],
             is_captured=True,
