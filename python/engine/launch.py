@@ -255,7 +255,9 @@ def _sizes(
         num_engines=share.count if on_host else 1,
         per_step=0
         if on_host
-        else resources.device_step_bytes(model, dtype.itemsize, budget, max_running),
+        else resources.device_step_bytes(
+            model, dtype.itemsize, budget, max_running, -(-context_len // config.cache.page_size)
+        ),
     )
     pool = resources.pool_tokens(config.cache, memory, context_len, max_running)
     page = config.cache.page_size

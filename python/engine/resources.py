@@ -63,7 +63,7 @@ def weight_bytes(
 
 
 def device_step_bytes(
-    config: DecoderConfig, item_bytes: int, num_tokens: int, num_rows: int
+    config: DecoderConfig, item_bytes: int, num_tokens: int, num_rows: int, pages_per_row: int
 ) -> int:
     """Memory of a CUDA device beside weights and KV pool, for the largest step.
 
@@ -72,6 +72,7 @@ def device_step_bytes(
         item_bytes: of an activation.
         num_tokens: the step's.
         num_rows: logits that it computes; they are there twice while tokens are drawn.
+        pages_per_row: entries of a row's page table.
     """
     hidden, inner = config.hidden_size, config.intermediate_size
     heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
@@ -79,7 +80,7 @@ def device_step_bytes(
     widest = max(3 * inner + hidden, heads + config.num_heads * config.head_dim)
     activations = num_tokens * (2 * 4 * hidden + (hidden + widest) * item_bytes)
     logits = 2 * num_rows * config.vocab_size * 4
-    return activations + logits + DEVICE_RUNTIME_BYTES
+    return activations + logits + 4 * num_rows * pages_per_row + DEVICE_RUNTIME_BYTES
 
 
 def graph_rows(requested: int | None, *, disabled: bool, device_bytes: int) -> int:

@@ -95,8 +95,8 @@ def test_memory_beside_weights_and_pool() -> None:
     from tests.kernels.tiny import decoder_config
 
     config = decoder_config("llama", vocab_size=100_000)
-    few, many = (resources.device_step_bytes(config, 2, 1024, rows) for rows in (1, 1001))
-    assert many - few == 1000 * 2 * 4 * 100_000
+    few, many = (resources.device_step_bytes(config, 2, 1024, rows, 32) for rows in (1, 1001))
+    assert many - few == 1000 * 4 * (2 * 100_000 + 32)
     assert few > resources.DEVICE_RUNTIME_BYTES
     half = resources.weight_bytes(config, 2, 1)
     assert resources.weight_bytes(config, 1) < half < resources.weight_bytes(config, 2)
