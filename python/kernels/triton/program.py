@@ -36,6 +36,7 @@ from trunkline.plan import Plan
 if TYPE_CHECKING:
     from trunkline.kernels.triton.backend import TritonBackend
 
+Array = npt.NDArray[Any]
 Staged = dict[str, torch.Tensor]
 
 STAGING_BYTES = 4 << 20
@@ -113,16 +114,17 @@ class DeviceProgram:
         self._slots.reserve_lanes(self._host.num_lanes)
         known = within(plan.token_ids, 0, self._backend.vocab_size)
         rows = HostRows(plan.row_query_len, plan.row_computed_len + plan.row_query_len)
+        rest = self._sampler.arrays(plan, needs)
+        rest |= self._slots.update_arrays(plan, lanes) | move_array(plan)
         bucket = self._decode.bucket(plan)
+        arrays: dict[str, Array] = {}
+        if bucket is not None:
+            arrays = decode_arrays(plan, known, bucket, self._slots.padding_slot) | rest
+            if not self._arena.fits(arrays):
+                bucket = None  # a graph reads nothing but the arena's own block
         num_decode = rows.num_decode_rows if self._backend.attention.separates_decode else 0
         if bucket is None:
-            arrays = prompt_arrays(plan, known, rows, num_decode)
-        else:
-            arrays = decode_arrays(plan, known, bucket, self._slots.padding_slot)
-        draws_in_turn = bucket is not None and needs.is_plain and _is_one_by_one(plan)
-        if not draws_in_turn:
-            arrays |= self._sampler.arrays(plan, needs)
-        arrays |= self._slots.update_arrays(plan, lanes) | move_array(plan)
+            arrays = prompt_arrays(plan, known, rows, num_decode) | rest
         staged = self._arena.stage(arrays)
         self._slots.apply(staged)
         if "moves" in staged:
@@ -134,7 +136,8 @@ class DeviceProgram:
         else:
             self._backend.attention.prepare(self._decode_batch(staged), rows)
             computed = self._decode.forward(bucket)
-        return _Launched(plan, known, needs, staged, computed, bucket if draws_in_turn else None)
+        replayed_draw = bucket if needs.is_plain and _is_one_by_one(plan) else None
+        return _Launched(plan, known, needs, staged, computed, replayed_draw)
 
     def _any_batch(self, staged: Staged, rows: HostRows, num_decode: int) -> DeviceBatch:
         return DeviceBatch(

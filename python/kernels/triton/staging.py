@@ -54,8 +54,8 @@ class _HostBlock:
 class StagingArena:
     """Packs a step's arrays and copies them to the device at once.
 
-    The device's block never moves: arrays of equal shapes lie at equal addresses in every step, so
-    that CUDA graphs read them. A step that needs more gets a block of its own. Views are valid for
+    The device's block never moves: in steps that fit it arrays of equal shapes lie at equal
+    addresses, where CUDA graphs read them. A step that needs more gets a block of its own. Views are valid for
     what is launched before the next call: its copy is ordered behind that, on the current stream.
     The host's blocks go round, and one is written again only when its copy is through.
     """
@@ -75,9 +75,13 @@ class StagingArena:
     def _host(self, num_bytes: int) -> torch.Tensor:
         return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
 
+    def fits(self, arrays: Mapping[str, Array]) -> bool:
+        """Whether arrays go to the block that never moves."""
+        return _total_bytes(arrays) <= self._device_block.numel()
+
     def stage(self, arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
         """Copy arrays to the device, in order, each at a multiple of `ALIGNMENT` bytes."""
-        total = sum(_aligned(array.nbytes) for array in arrays.values())
+        total = _total_bytes(arrays)
         device = self._device_block
         if total > device.numel():
             device = device.new_empty(total)
@@ -109,6 +113,10 @@ def view(
     """A part of a block of bytes as an array."""
     num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     return block[offset : offset + num_bytes].view(dtype).view(tuple(shape))
+
+
+def _total_bytes(arrays: Mapping[str, Array]) -> int:
+    return sum(_aligned(array.nbytes) for array in arrays.values())
 
 
 def _aligned(num_bytes: int) -> int:

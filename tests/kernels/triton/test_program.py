@@ -20,6 +20,8 @@ from tests.kernels.tiny import FAMILIES, memory_checkpoint, tiny_runner
 from trunkline.engine.checkpoint import CheckpointError
 from trunkline.engine.runner import Runner
 from trunkline.kernels import BackendOptions, OptionError
+from trunkline.kernels.triton import program
+from trunkline.kernels.triton.staging import StagingArena
 from trunkline.plan import ROW_FAILED
 
 TOP_N = 3
@@ -196,6 +198,23 @@ def test_plain_draws_of_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     PlainDriver(reference_runner("llama"), 0).generate(expected, 3)
     assert [s.output for s in got[:2]] == [s.output for s in expected[:2]]
     assert got[2].output == expected[2].output[:2]
+
+
+@pytest.mark.slow
+def test_steps_that_are_too_large_to_be_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph reads the arena's block that never moves: what does not fit it is no replay."""
+    made = memory_checkpoint("llama")
+    # Padded decode steps fit, but not with what opens three slots.
+    monkeypatch.setattr(program, "STAGING_BYTES", 400)
+    options = BackendOptions(max_graph_batch=4, attention="triton")
+    driver = Driver(tiny_runner(made, backend="triton", computation=options), TOP_N)
+    got = sequences((1, 1, 1))
+    fits = []
+    ask = StagingArena.fits
+    monkeypatch.setattr(StagingArena, "fits", lambda *args: fits.append(ask(*args)) or fits[-1])
+    driver.generate(got, 3)
+    assert set(fits) == {True, False}
+    agree(got, reference("llama", (1, 1, 1), 3), TOLERANCES["float32"])
 
 
 class PlainDriver(Driver):
