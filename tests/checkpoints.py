@@ -84,6 +84,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "head_dim": 32,
         "attention_bias": False,
     },
+    "qwen3_moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "rope_theta": 1000000.0,
+        "head_dim": 32,
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+    },
 }
 
 
@@ -133,6 +145,24 @@ class TinyCheckpoint:
         if self.with_tokenizer:
             write_tokenizer(directory, self.chat_template)
         return directory
+
+
+def split_experts(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A state of transformers as its files have it: one tensor per expert and projection."""
+    split = {}
+    for name, tensor in state.items():
+        prefix, _, kind = name.rpartition(".experts.")
+        if kind == "gate_up_proj":
+            for expert, both in enumerate(tensor):
+                gate, up = both.chunk(2)
+                split[f"{prefix}.experts.{expert}.gate_proj.weight"] = gate
+                split[f"{prefix}.experts.{expert}.up_proj.weight"] = up
+        elif kind == "down_proj":
+            for expert, down in enumerate(tensor):
+                split[f"{prefix}.experts.{expert}.down_proj.weight"] = down
+        else:
+            split[name] = tensor
+    return split
 
 
 def write_json(path: Path, values: object) -> None:

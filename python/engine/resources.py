@@ -53,13 +53,21 @@ class Memory:
 def weight_bytes(
     config: DecoderConfig, item_bytes: int, linear_item_bytes: int | None = None
 ) -> int:
-    """Size of a dense decoder's weights; those of its layers' linears may have another size."""
-    hidden, inner = config.hidden_size, config.intermediate_size
+    """Size of a decoder's weights; those of its layers' linears may have another size."""
+    hidden = config.hidden_size
     heads = (config.num_heads + config.num_kv_heads) * config.head_dim
-    linears = config.num_layers * (2 * hidden * heads + 3 * hidden * inner)
-    norms = (2 * config.num_layers + 1) * hidden
-    embeddings = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
-    return (embeddings + norms) * item_bytes + linears * (linear_item_bytes or item_bytes)
+    others = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2) + hidden
+    linears = 0
+    for layer in range(config.num_layers):
+        linears += 2 * hidden * heads
+        others += 2 * hidden
+        experts = config.experts_of(layer)
+        if experts is None:
+            linears += 3 * hidden * config.intermediate_size
+        else:
+            linears += experts.num_experts * hidden * 3 * experts.intermediate_size
+            others += experts.num_experts * hidden
+    return others * item_bytes + linears * (linear_item_bytes or item_bytes)
 
 
 def device_step_bytes(

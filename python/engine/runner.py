@@ -15,6 +15,7 @@ import torch
 
 from trunkline.engine.checkpoint import Checkpoint
 from trunkline.engine.models.loading import load_model
+from trunkline.engine.models.registry import needed_operations
 from trunkline.engine.operation_program import OperationProgram
 from trunkline.kernels import (
     BackendOptions,
@@ -96,7 +97,13 @@ class Runner:
         self.options = options
         self.config = config
         self.dtype = resolve_dtype(options.dtype, config.dtype, device)
-        self.backend = select_backend(device, self.dtype, options.backend, options.computation)
+        self.backend = select_backend(
+            device,
+            self.dtype,
+            options.backend,
+            options.computation,
+            needs=needed_operations(config),
+        )
         with torch.inference_mode():
             self.model = load_model(
                 checkpoint, self.backend, options.max_context_len, options.progress

@@ -83,6 +83,28 @@ class LinearSpec:
         return sum(part.out_features for part in self.parts)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsSpec:
+    """A router and its experts, each a gated MLP without biases."""
+
+    hidden_size: int
+    width: int  # gates of one expert
+    num_experts: int
+    top_k: int
+    renormalise: bool  # the chosen experts' shares sum to one
+    activation: ActivationName
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Parts of the handle: the router is `gate.weight`."""
+        shapes: dict[str, tuple[int, ...]] = {"gate.weight": (self.num_experts, self.hidden_size)}
+        for expert in range(self.num_experts):
+            for name in ("gate_proj", "up_proj"):
+                shapes[f"experts.{expert}.{name}.weight"] = (self.width, self.hidden_size)
+            shapes[f"experts.{expert}.down_proj.weight"] = (self.hidden_size, self.width)
+        return shapes
+
+
 @dataclass(frozen=True, slots=True)
 class RotarySpec:
     """Rotary encoding in halves: angles `position * inverse_frequency`, cos and sin times `factor`.
@@ -346,6 +368,9 @@ class Backend(Protocol):
     def create_sinks(self, num_heads: int) -> Weight:
         """Handle of attention sinks, one score per head; its part is `sinks`."""
 
+    def create_experts(self, spec: ExpertsSpec) -> Weight:
+        """Handle of a router and its experts; its parts are the spec's `shapes`."""
+
     def create_rotary(self, spec: RotarySpec) -> Any:
         """Handle of a rotary encoding."""
 
@@ -366,6 +391,14 @@ class Backend(Protocol):
 
     def linear_add(self, x: Activation, weight: OwnWeight, residual: Activation) -> Activation:
         """`residual + linear(x)`; `residual` may be overwritten and must not be used again."""
+
+    def moe(self, x: Activation, norm: OwnWeight, experts: OwnWeight) -> Activation:
+        """`x` plus the results of each token's experts for `rms_norm(x)`, times their shares.
+
+        Shares are the softmax over all experts in float32; a token goes to the `top_k` largest,
+        the lower expert among equals, and their results are added in that order. `x` may be
+        overwritten and must not be used again.
+        """
 
     def attend(self, qkv: Activation, spec: AttentionSpec, batch: Batch) -> Activation:
         """Attention of `[query | key | value]`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,16 +13,22 @@ import torch
 from trunkline.kernels.interface import BackendOptions, OptionError, ProgramBackend, StepwiseBackend
 from trunkline.kernels.torch_reference.backend import TorchBackend
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class BackendEntry:
-    """One backend; among those that support a device, the highest `priority` is taken."""
+    """One backend; among those that support a device, the highest `priority` is taken.
+
+    `lacks` names the operations of the vocabulary that it does not have.
+    """
 
     name: str
     priority: int
     supports: Callable[[torch.device, torch.dtype], bool]
     create: Callable[[torch.device, torch.dtype, BackendOptions], StepwiseBackend | ProgramBackend]
     quantizations: tuple[str, ...] = ("none",)  # that it has; `engine.quantization` says what
+    lacks: frozenset[str] = frozenset()
 
 
 def _supports_cpu(device: torch.device, dtype: torch.dtype) -> bool:
@@ -88,6 +95,7 @@ BACKENDS: tuple[BackendEntry, ...] = (
         supports=_supports_cpu,
         create=_create_cpu,
         quantizations=("none", "int8", "gguf"),
+        lacks=frozenset({"moe"}),
     ),
     BackendEntry(
         name="triton",
@@ -125,14 +133,17 @@ def select_backend(
     dtype: torch.dtype,
     name: str | None = None,
     options: BackendOptions = BackendOptions(),  # noqa: B008 (it is frozen)
+    *,
+    needs: frozenset[str] = frozenset(),
 ) -> StepwiseBackend | ProgramBackend:
     """Create the best backend for a device and dtype, or the one called `name`.
 
     Args:
-        device: where it computes.
+        device: where to compute.
         dtype: of weights and activations.
         name: of a backend; None: the best.
         options: what it is asked for; only a backend that has the quantization is taken.
+        needs: operations that the model cannot do without, of those that a backend may lack.
 
     Raises:
         OptionError: the backend lacks what an option asks for.
@@ -145,4 +156,20 @@ def select_backend(
             f"no kernel backend {name or ''!r} for device {device}, {dtype} and quantization "
             f"{options.quantization!r}; known: {known}"
         )
-    return max(fitting, key=lambda entry: entry.priority).create(device, dtype, options)
+    able = [entry for entry in fitting if not needs & entry.lacks]
+    best = max(fitting, key=lambda entry: entry.priority)
+    if not able:
+        lacking = ", ".join(sorted(needs & best.lacks))
+        raise ValueError(
+            f"the kernel backend {best.name!r} has no operation {lacking}, which the model needs; "
+            "use another one"
+        )
+    chosen = max(able, key=lambda entry: entry.priority)
+    if chosen is not best:
+        logger.info(
+            "kernel backend %s is used: %s has no operation %s, which the model needs",
+            chosen.name,
+            best.name,
+            ", ".join(sorted(needs & best.lacks)),
+        )
+    return chosen.create(device, dtype, options)

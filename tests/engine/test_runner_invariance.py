@@ -17,7 +17,7 @@ from trunkline.engine.runner import Runner
 from trunkline.kernels.torch_reference import attention, attention_plan, tiling
 
 NUM_TOKENS = 12
-FAMILIES = ("llama-wide", "qwen3", "qwen2-mixed-window")
+FAMILIES = ("llama-wide", "qwen3", "qwen2-mixed-window", "qwen3-moe")
 DTYPES = ("float32", "bfloat16")
 
 both_dtypes = pytest.mark.parametrize("dtype", DTYPES)

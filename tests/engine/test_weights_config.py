@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.checkpoints import FAMILIES, LLAMA3_ROPE, YARN_ROPE, TinyCheckpoint, write_json
+from tests.checkpoints import (
+    FAMILIES,
+    LLAMA3_ROPE,
+    YARN_ROPE,
+    TinyCheckpoint,
+    split_experts,
+    write_json,
+)
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -47,6 +54,7 @@ def new_spelling(values: dict[str, Any]) -> dict[str, Any]:
         {"sliding_window": None},
         {"torch_dtype": "bfloat16", "rms_norm_eps": 1e-6},
         {"attention_bias": True, "mlp_bias": True},
+        {"mlp_only_layers": [1, 2]},
     ],
 )
 @pytest.mark.parametrize("family", FAMILIES)
@@ -78,7 +86,7 @@ def their_tensors(config: Any) -> dict[str, tuple[int, ...]]:
         state = AutoModelForCausalLM.from_config(config).state_dict()
     if config.tie_word_embeddings:
         del state["lm_head.weight"]
-    return {name: tuple(tensor.shape) for name, tensor in state.items()}
+    return {name: tuple(tensor.shape) for name, tensor in split_experts(state).items()}
 
 
 def sliding_layers(config: DecoderConfig) -> list[int | None]:

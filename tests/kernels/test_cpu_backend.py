@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.kernels.driver import Driver, Sequence
 from tests.kernels.plan_builder import Params
-from tests.kernels.tiny import FAMILIES, memory_checkpoint, tiny_runner
+from tests.kernels.tiny import DENSE_FAMILIES, memory_checkpoint, tiny_runner
 
 from trunkline.engine.runner import Runner
 from trunkline.kernels import select_backend
@@ -36,7 +36,7 @@ def bits(sequences: list[Sequence]) -> list[tuple[object, ...]]:
     return [(s.output, s.logprobs, s.tops, s.errors) for s in sequences]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DENSE_FAMILIES)
 def test_float32_generates_what_the_reference_generates(family: str) -> None:
     checkpoint = memory_checkpoint(family)
     ours, reference = (

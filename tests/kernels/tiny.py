@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from tests.checkpoints import split_experts
 
 from trunkline.engine.checkpoint import GenerationDefaults
-from trunkline.engine.models.config import DecoderConfig, RopeConfig
+from trunkline.engine.models.config import DecoderConfig, ExpertsConfig, RopeConfig
 from trunkline.engine.runner import Runner, RunnerOptions
 
 BASE: dict[str, Any] = {
@@ -39,7 +40,25 @@ YARN = {
     "original_max_position_embeddings": 128,
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+EXPERTS = {
+    "head_dim": 16,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+}
 MIXED_LAYERS = ["full_attention", "sliding_attention", "sliding_attention"]
+
+
+def moe_changes(renormalise: bool, sparse_layers: tuple[bool, ...]) -> dict[str, Any]:
+    experts = ExpertsConfig(
+        num_experts=8,
+        top_k=3,
+        intermediate_size=24,
+        renormalise=renormalise,
+        sparse_layers=sparse_layers,
+    )
+    return {"model_type": "qwen3_moe", "head_dim": 16, "qk_norm": True, "experts": experts}
+
 
 # name: (transformers class prefix, changes to BASE, changes to the DecoderConfig)
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -94,7 +113,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "qwen3": ("Qwen3", {"head_dim": 16}, {"head_dim": 16, "qk_norm": True}),
+    "qwen3-moe": ("Qwen3Moe", {**EXPERTS, "norm_topk_prob": True}, moe_changes(True, ())),
+    "qwen3-moe-mixed": (
+        "Qwen3Moe",
+        {**EXPERTS, "mlp_only_layers": [2], "decoder_sparse_step": 1},
+        moe_changes(False, (True, True, False)),
+    ),
 }
+DENSE_FAMILIES = tuple(name for name in FAMILIES if not name.startswith("qwen3-moe"))
 
 
 @dataclass
@@ -155,7 +181,7 @@ def decoder_config(family: str, **changes: Any) -> DecoderConfig:
 def memory_checkpoint(family: str, seed: int = 0, **changes: Any) -> MemoryCheckpoint:
     """The weights of `reference_model`, named as a saved checkpoint names them."""
     model = reference_model(family, seed)
-    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    weights = split_experts({n: tensor.detach() for n, tensor in model.state_dict().items()})
     config = decoder_config(family, **changes)
     if config.tie_word_embeddings:
         weights.pop("lm_head.weight")

@@ -1,4 +1,4 @@
-"""The architecture of a decoder, as flags: what the dense families differ in.
+"""The architecture of a decoder, as flags: what the families differ in.
 
 Filled from a Hugging Face `config.json` or from GGUF metadata (`weights/`), read by `models/`. It
 knows nothing of devices or storage.
@@ -32,8 +32,19 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """The experts that take the place of the MLP in sparse layers."""
+
+    num_experts: int
+    top_k: int  # experts of one token
+    intermediate_size: int  # of one expert
+    renormalise: bool  # the chosen experts' shares sum to one
+    sparse_layers: tuple[bool, ...] = ()  # empty: every layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """A dense decoder. Sizes in elements; `dtype` is the checkpoint's own (a torch dtype name)."""
+    """A decoder. Sizes in elements; `dtype` is the checkpoint's own (a torch dtype name)."""
 
     architecture: str  # e.g. LlamaForCausalLM
     model_type: str  # e.g. llama
@@ -56,3 +67,11 @@ class DecoderConfig:
     hidden_act: str = "silu"
     sliding_window: int | None = None
     sliding_layers: tuple[bool, ...] = ()  # empty: every layer where sliding_window is set
+    experts: ExpertsConfig | None = None
+
+    def experts_of(self, layer: int) -> ExpertsConfig | None:
+        """The layer's experts; None if it has an MLP."""
+        experts = self.experts
+        if experts is None or not experts.sparse_layers or experts.sparse_layers[layer]:
+            return experts
+        return None

@@ -1,7 +1,8 @@
-"""The dense decoder: one model for all families that differ only in the flags of `DecoderConfig`.
+"""The decoder: one model for all families that differ only in the flags of `DecoderConfig`.
 
 x = embedding[tokens]
-per layer:  x += o(attention(qkv(norm(x))));  x += down(act(gate(norm(x))) * up(norm(x)))
+per layer:  x += o(attention(qkv(norm(x))));  x += mlp(norm(x))
+mlp(y) = down(act(gate(y)) * up(y)), or the weighted sum of a token's experts, which are the same
 logits = head(norm(x))
 """
 
@@ -19,10 +20,26 @@ from trunkline.kernels import (
     AttentionSpec,
     Backend,
     Batch,
+    ExpertsSpec,
     LinearPart,
     LinearSpec,
     Weight,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMlp:
+    """Handles of an MLP."""
+
+    gate_up: Weight
+    down: Weight
+
+
+@dataclass(frozen=True, slots=True)
+class SparseMlp:
+    """Handle of a router and its experts."""
+
+    experts: Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +51,7 @@ class DecoderLayer:
     attention: AttentionSpec
     attention_output: Weight
     mlp_norm: Weight
-    gate_up: Weight
-    down: Weight
+    mlp: DenseMlp | SparseMlp
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +63,7 @@ class ForwardResult:
     pooled_states: Activation
 
 
-class DenseDecoder:
+class Decoder:
     """A decoder whose weights are loaded through `bindings`."""
 
     def __init__(
@@ -114,15 +130,27 @@ class DenseDecoder:
                 query_size, LinearPart("o_proj", config.hidden_size, config.o_bias)
             ),
             mlp_norm=create_norm(config.hidden_size, config.rms_norm_eps),
-            gate_up=self._linear(
-                config.hidden_size,
-                LinearPart("gate_proj", config.intermediate_size, config.mlp_bias),
-                LinearPart("up_proj", config.intermediate_size, config.mlp_bias),
-            ),
-            down=self._linear(
-                config.intermediate_size,
-                LinearPart("down_proj", config.hidden_size, config.mlp_bias),
-            ),
+            mlp=self._create_mlp(index),
+        )
+
+    def _create_mlp(self, layer: int) -> DenseMlp | SparseMlp:
+        config = self.config
+        experts = config.experts_of(layer)
+        if experts is not None:
+            spec = ExpertsSpec(
+                hidden_size=config.hidden_size,
+                width=experts.intermediate_size,
+                num_experts=experts.num_experts,
+                top_k=experts.top_k,
+                renormalise=experts.renormalise,
+                activation="silu",
+            )
+            return SparseMlp(self._backend.create_experts(spec))
+        width, bias = config.intermediate_size, config.mlp_bias
+        gate, up = LinearPart("gate_proj", width, bias), LinearPart("up_proj", width, bias)
+        return DenseMlp(
+            gate_up=self._linear(config.hidden_size, gate, up),
+            down=self._linear(width, LinearPart("down_proj", config.hidden_size, bias)),
         )
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
@@ -137,8 +165,11 @@ class DenseDecoder:
                 yield f"{prefix}self_attn.q_norm.", layer.attention.query_norm
                 yield f"{prefix}self_attn.k_norm.", layer.attention.key_norm
             yield f"{prefix}post_attention_layernorm.", layer.mlp_norm
-            yield f"{prefix}mlp.", layer.gate_up
-            yield f"{prefix}mlp.", layer.down
+            if isinstance(layer.mlp, SparseMlp):
+                yield f"{prefix}mlp.", layer.mlp.experts
+            else:
+                yield f"{prefix}mlp.", layer.mlp.gate_up
+                yield f"{prefix}mlp.", layer.mlp.down
         yield "model.norm.", self.norm
         yield "", self.head
 
@@ -150,9 +181,12 @@ class DenseDecoder:
             qkv = ops.norm_linear(x, layer.attention_norm, layer.query_key_value)
             attended = ops.attend(qkv, layer.attention, batch)
             x = ops.linear_add(attended, layer.attention_output, x)
-            gate_up = ops.norm_linear(x, layer.mlp_norm, layer.gate_up)
-            activated = ops.gate_up_activation(gate_up, "silu")
-            x = ops.linear_add(activated, layer.down, x)
+            if isinstance(layer.mlp, SparseMlp):
+                x = ops.moe(x, layer.mlp_norm, layer.mlp.experts)
+            else:
+                gate_up = ops.norm_linear(x, layer.mlp_norm, layer.mlp.gate_up)
+                activated = ops.gate_up_activation(gate_up, "silu")
+                x = ops.linear_add(activated, layer.mlp.down, x)
         return ForwardResult(
             hidden=x,
             logits=ops.logits(x, self.norm, self.head, batch),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from trunkline.engine.models.config import DecoderConfig
-from trunkline.engine.models.decoder import DenseDecoder, ForwardResult
+from trunkline.engine.models.decoder import Decoder, ForwardResult
 from trunkline.kernels import Backend, Batch, Weight
 
 
@@ -28,11 +28,19 @@ class Model(Protocol):
 ModelFactory = Callable[[DecoderConfig, Backend, int, bool], Model]
 
 MODELS: Mapping[str, ModelFactory] = {
-    "LlamaForCausalLM": DenseDecoder,
-    "MistralForCausalLM": DenseDecoder,
-    "Qwen2ForCausalLM": DenseDecoder,
-    "Qwen3ForCausalLM": DenseDecoder,
+    "LlamaForCausalLM": Decoder,
+    "MistralForCausalLM": Decoder,
+    "Qwen2ForCausalLM": Decoder,
+    "Qwen3ForCausalLM": Decoder,
+    "Qwen3MoeForCausalLM": Decoder,
 }
+
+
+def needed_operations(config: DecoderConfig) -> frozenset[str]:
+    """Operations of the kernels that the model needs, of those that a backend may lack."""
+    layers = range(config.num_layers)
+    sparse = any(config.experts_of(layer) is not None for layer in layers)
+    return frozenset({"moe"}) if sparse else frozenset()
 
 
 def model_factory(architecture: str) -> ModelFactory:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trunkline.engine.checkpoint import CheckpointError
-from trunkline.engine.models.config import DecoderConfig, RopeConfig
+from trunkline.engine.models.config import DecoderConfig, ExpertsConfig, RopeConfig
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 DTYPES = ("float32", "float16", "bfloat16")
@@ -29,6 +29,8 @@ class _Family:
     head_dim: int | None = None
     sliding_window: int | None = None
     window_needs_flag: bool = False  # sliding_window counts only with use_sliding_window
+    window_by_layer: bool = True  # layer_types or max_window_layers say which layers have it
+    experts: bool = False
 
 
 FAMILIES: Mapping[str, _Family] = {
@@ -44,6 +46,15 @@ FAMILIES: Mapping[str, _Family] = {
         head_dim=128,
         sliding_window=4096,
         window_needs_flag=True,
+    ),
+    "Qwen3MoeForCausalLM": _Family(
+        model_type="qwen3_moe",
+        qk_norm=True,
+        bias_keys=("attention_bias",),
+        sliding_window=4096,
+        window_needs_flag=True,
+        window_by_layer=False,
+        experts=True,
     ),
 }
 
@@ -114,6 +125,29 @@ class _Parser:
             hidden_act=self._choice("hidden_act", "silu", ACTIVATIONS),
             sliding_window=window,
             sliding_layers=window_layers,
+            experts=self._experts(num_layers) if family.experts else None,
+        )
+
+    def _experts(self, num_layers: int) -> ExpertsConfig:
+        # Transformers 5 calls them local; both names are in use.
+        local = self._size("num_local_experts", 128)
+        num_experts = self._size("num_experts", local)
+        top_k = self._size("num_experts_per_tok", 8)
+        if top_k > num_experts:
+            raise self._refusal("num_experts_per_tok", top_k, f"1 to num_experts, {num_experts}")
+        step = self._size("decoder_sparse_step", 1)
+        dense = self._values.get("mlp_only_layers") or []
+        if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
+            raise self._refusal("mlp_only_layers", dense, "a list of layer numbers")
+        layers = tuple(
+            (layer + 1) % step == 0 and layer not in dense for layer in range(num_layers)
+        )
+        return ExpertsConfig(
+            num_experts=num_experts,
+            top_k=top_k,
+            intermediate_size=self._size("moe_intermediate_size", 768),
+            renormalise=self._flag("norm_topk_prob"),
+            sparse_layers=() if all(layers) else layers,
         )
 
     def _refuse_unsupported(self) -> None:
@@ -142,7 +176,9 @@ class _Parser:
         if window is None or (family.window_needs_flag and not self._flag("use_sliding_window")):
             return None, ()
         kinds = self._values.get("layer_types")
-        if kinds is not None:
+        if not family.window_by_layer:
+            layers = (True,) * num_layers
+        elif kinds is not None:
             known = {"sliding_attention": True, "full_attention": False}
             if len(kinds) != num_layers or not set(kinds) <= known.keys():
                 raise self._refusal("layer_types", kinds, f"{num_layers} of {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""The tensors that a dense decoder consists of: their names in Hugging Face's spelling and shapes.
+"""The tensors that a decoder consists of: their names in Hugging Face's spelling and shapes.
 
 One list serves to check a checkpoint before its weights are read and to invent dummy weights.
 """
@@ -25,7 +25,7 @@ def expected_tensors(config: DecoderConfig) -> dict[str, Shape]:
     """
     shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, config.hidden_size)}
     for layer in range(config.num_layers):
-        for name, shape in _layer_tensors(config).items():
+        for name, shape in _layer_tensors(config, layer).items():
             shapes[f"model.layers.{layer}.{name}"] = shape
     shapes[FINAL_NORM] = (config.hidden_size,)
     if not config.tie_word_embeddings:
@@ -33,17 +33,15 @@ def expected_tensors(config: DecoderConfig) -> dict[str, Shape]:
     return shapes
 
 
-def _layer_tensors(config: DecoderConfig) -> dict[str, Shape]:
-    hidden, intermediate = config.hidden_size, config.intermediate_size
+def _layer_tensors(config: DecoderConfig, layer: int) -> dict[str, Shape]:
+    hidden = config.hidden_size
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     linears = {
         "self_attn.q_proj": (query, hidden, config.qkv_bias),
         "self_attn.k_proj": (key, hidden, config.qkv_bias),
         "self_attn.v_proj": (key, hidden, config.qkv_bias),
         "self_attn.o_proj": (hidden, query, config.o_bias),
-        "mlp.gate_proj": (intermediate, hidden, config.mlp_bias),
-        "mlp.up_proj": (intermediate, hidden, config.mlp_bias),
-        "mlp.down_proj": (hidden, intermediate, config.mlp_bias),
+        **_mlp_linears(config, layer),
     }
     shapes: dict[str, Shape] = {"input_layernorm.weight": (hidden,)}
     for name, (rows, columns, has_bias) in linears.items():
@@ -55,6 +53,28 @@ def _layer_tensors(config: DecoderConfig) -> dict[str, Shape]:
         shapes["self_attn.k_norm.weight"] = (config.head_dim,)
     shapes["post_attention_layernorm.weight"] = (hidden,)
     return shapes
+
+
+def _mlp_linears(config: DecoderConfig, layer: int) -> dict[str, tuple[int, int, bool]]:
+    """Rows, columns and whether there is a bias, of a layer's MLP or of its router and experts."""
+    experts = config.experts_of(layer)
+    if experts is None:
+        return _gated_mlp("mlp.", config.hidden_size, config.intermediate_size, config.mlp_bias)
+    linears = {"mlp.gate": (experts.num_experts, config.hidden_size, False)}
+    for expert in range(experts.num_experts):
+        prefix = f"mlp.experts.{expert}."
+        linears |= _gated_mlp(prefix, config.hidden_size, experts.intermediate_size, False)
+    return linears
+
+
+def _gated_mlp(
+    prefix: str, hidden: int, width: int, bias: bool
+) -> dict[str, tuple[int, int, bool]]:
+    return {
+        f"{prefix}gate_proj": (width, hidden, bias),
+        f"{prefix}up_proj": (width, hidden, bias),
+        f"{prefix}down_proj": (hidden, width, bias),
+    }
 
 
 def check_tensors(config: DecoderConfig, found: Mapping[str, Shape], source: str) -> None:

@@ -22,6 +22,7 @@ from trunkline.kernels.interface import (
     ActivationName,
     AttentionSpec,
     Batch,
+    ExpertsSpec,
     Finished,
     ForwardOutputs,
     IntArray,
@@ -109,6 +110,9 @@ class CpuBackend:
     def create_rotary(self, spec: RotarySpec) -> Rotary:
         return Rotary(self._model, spec)
 
+    def create_experts(self, spec: ExpertsSpec) -> Weight:
+        raise ValueError("the CPU kernels have no experts; use the torch backend")
+
     def create_program(
         self, forward: Callable[[Batch], ForwardOutputs], sizes: ProgramSizes
     ) -> CpuProgram:
@@ -168,6 +172,9 @@ class CpuBackend:
         inputs = (self._ready(x), residual)
         value = Value("linear_add", weight.out_features, inputs, (weight.index,))
         return self._record(value)
+
+    def moe(self, x: Value, norm: NormWeight, experts: Weight) -> Value:
+        raise ValueError("the CPU kernels have no experts; use the torch backend")
 
     def attend(self, qkv: Value, spec: AttentionSpec, batch: Batch) -> Value:
         if spec.soft_cap is not None or spec.scale is not None:

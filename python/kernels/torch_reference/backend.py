@@ -12,6 +12,7 @@ import torch
 from trunkline.kernels.interface import (
     ActivationName,
     AttentionSpec,
+    ExpertsSpec,
     KvSpec,
     LinearSpec,
     PageMove,
@@ -23,6 +24,7 @@ from trunkline.kernels.interface import (
 )
 from trunkline.kernels.torch_reference.attention import AttentionKernel
 from trunkline.kernels.torch_reference.attention_plan import BLOCK, AttentionPlan
+from trunkline.kernels.torch_reference.experts import ExpertsWeight, by_expert, route
 from trunkline.kernels.torch_reference.kv_pool import TorchKvPool
 from trunkline.kernels.torch_reference.sampler import sample
 from trunkline.kernels.torch_reference.tiling import tiled_product
@@ -96,6 +98,9 @@ class TorchBackend:
     def create_sinks(self, num_heads: int) -> SinksWeight:
         return SinksWeight(num_heads, self._like)
 
+    def create_experts(self, spec: ExpertsSpec) -> ExpertsWeight:
+        return ExpertsWeight(spec, self._like, self._heights)
+
     def create_rotary(self, spec: RotarySpec) -> Rotary:
         return Rotary(spec, self.device)
 
@@ -158,6 +163,23 @@ class TorchBackend:
         self, x: torch.Tensor, weight: AnyLinear, residual: torch.Tensor
     ) -> torch.Tensor:
         return residual.add_(self.linear(x, weight).float())
+
+    def moe(self, x: torch.Tensor, norm: NormWeight, experts: ExpertsWeight) -> torch.Tensor:
+        normed = self.rms_norm(x, norm)
+        product, heights = experts.router.product(wide=True)
+        spec = experts.spec
+        chosen, shares = route(tiled_product(product, normed, heights), spec)
+        results = torch.empty((chosen.numel(), x.shape[1]), dtype=torch.float32, device=x.device)
+        for expert, pairs in by_expert(chosen):
+            tokens = normed.index_select(0, pairs // spec.top_k)
+            gate_up = self.linear(tokens, experts.gate_ups[expert])
+            activated = self.gate_up_activation(gate_up, spec.activation)
+            results[pairs] = self.linear(activated, experts.downs[expert]).float()
+        parts = results.view(x.shape[0], spec.top_k, x.shape[1]).mul_(shares[:, :, None])
+        total = parts[:, 0].clone()
+        for choice in range(1, spec.top_k):
+            total += parts[:, choice]
+        return x.add_(total)
 
     def attend(self, qkv: torch.Tensor, spec: AttentionSpec, batch: TorchBatch) -> torch.Tensor:
         kernel = self._kernel(spec)
