@@ -15,6 +15,7 @@ from trunkline.kernels.interface import (
     ActivationName,
     AttentionSpec,
     BackendOptions,
+    ExpertsSpec,
     ForwardOutputs,
     LinearSpec,
     OptionError,
@@ -25,7 +26,9 @@ from trunkline.kernels.interface import (
 from trunkline.kernels.triton.activation import gate_up
 from trunkline.kernels.triton.attention import create_attention
 from trunkline.kernels.triton.batch import DeviceBatch
+from trunkline.kernels.triton.experts import ExpertsHandle
 from trunkline.kernels.triton.linears import Linears
+from trunkline.kernels.triton.moe import mixture
 from trunkline.kernels.triton.norm import add_rms_norm, rms_norm
 from trunkline.kernels.triton.program import DeviceProgram
 from trunkline.kernels.triton.rotary import rotate_and_write
@@ -105,6 +108,9 @@ class TritonBackend:
     def create_sinks(self, num_heads: int) -> SinksWeight:
         return SinksWeight(num_heads, self._like)
 
+    def create_experts(self, spec: ExpertsSpec) -> ExpertsHandle:
+        return self._linears.create_experts(spec)
+
     def create_rotary(self, spec: RotarySpec) -> Rotary:
         return Rotary(spec, self.device)
 
@@ -138,6 +144,21 @@ class TritonBackend:
 
     def linear_add(self, x: torch.Tensor, weight: AnyLinear, residual: Residual) -> Residual:
         return Residual(residual.settled(), self.linear(x, weight))
+
+    def moe(self, x: Residual, norm: NormWeight, experts: ExpertsHandle) -> Residual:
+        normed = self.rms_norm(x, norm)
+        spec = experts.spec
+        mixture(
+            normed,
+            self._linears.wide_product(normed, experts),
+            experts.experts,
+            x.settled(),
+            top_k=spec.top_k,
+            renormalise=spec.renormalise,
+            activation=spec.activation,
+            deterministic=self.options.deterministic,
+        )
+        return x
 
     def attend(self, qkv: torch.Tensor, spec: AttentionSpec, batch: DeviceBatch) -> torch.Tensor:
         shape = (batch.num_tokens, spec.num_heads, spec.head_dim)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from trunkline.kernels.interface import BackendOptions, LinearSpec, OptionError
+from trunkline.kernels.interface import BackendOptions, ExpertsSpec, LinearSpec, OptionError
+from trunkline.kernels.triton.experts import ExpertsHandle
 from trunkline.kernels.triton.fp8 import quantize_rows, scaled_linear
 from trunkline.kernels.triton.launch import FP8, INTERPRETED
 from trunkline.kernels.triton.matmul import fixed_matmul
@@ -40,6 +41,10 @@ class Linears:
         is_head = spec.parts[0].name == "lm_head"
         return LinearWeight(spec, self._like, quantize=self._quantize and not is_head)
 
+    def create_experts(self, spec: ExpertsSpec) -> ExpertsHandle:
+        """Handle of a router and its experts."""
+        return ExpertsHandle(spec, self._like, quantize=self._quantize)
+
     def product(self, x: torch.Tensor, weight: AnyLinear) -> torch.Tensor:
         """`x W^T + b` in the model's dtype."""
         if weight.scales is None and not self._deterministic:
@@ -66,13 +71,16 @@ class Linears:
         return out
 
     def wide_product(
-        self, x: torch.Tensor, weight: AnyLinear, out: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        weight: AnyLinear | ExpertsHandle,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`x W^T + b` in float32, not rounded on the way.
 
         Args:
             x: [rows, in].
-            weight: not quantised.
+            weight: not quantised; of experts the router.
             out: [rows, out] float32: where the result goes; None: it is allocated.
         """
         matrix, bias = weight.weight, weight.bias

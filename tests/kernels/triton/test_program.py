@@ -118,7 +118,7 @@ def test_prefixes_from_the_cache(deterministic: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "qwen2-mixed-window"])
+@pytest.mark.parametrize("family", ["llama", "qwen2-mixed-window", "qwen3-moe"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_deterministic_bits(family: str, dtype: str) -> None:
     """Alone, batched, in chunks, token by token and behind a cached prefix."""
