@@ -17,7 +17,7 @@ import torch
 from gpu_timing import Ceilings, Finding, Report
 
 from trunkline.engine.models.config import DecoderConfig
-from trunkline.engine.models.decoder import DenseDecoder
+from trunkline.engine.models.decoder import Decoder
 from trunkline.engine.operation_program import OperationProgram
 from trunkline.kernels import (
     BackendOptions,
@@ -132,7 +132,7 @@ def build(
     )
     torch.manual_seed(SEED)
     with torch.inference_mode():
-        model = DenseDecoder(config, backend, config.max_position, False)
+        model = Decoder(config, backend, config.max_position, False)
         for _, handle in model.weights():
             _randomise(handle, device)
     kv = KvSpec(

@@ -41,3 +41,26 @@ def test_without_a_gpu_it_says_what_to_do() -> None:
     )
     assert done.returncode == 2
     assert "--dry-run" in done.stdout
+
+
+def test_it_needs_no_more_than_it_says() -> None:
+    """A GPU machine without a network has torch, Triton and NumPy."""
+    code = """
+import sys
+ABSENT = {"msgspec", "tokenizers", "xgrammar", "starlette", "zmq", "orjson", "safetensors", "gguf"}
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ABSENT or name == "trunkline._core":
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Absent())
+sys.path[:0] = ["bench", "src"]
+import gpu_kernels, gpu_model, gpu_sampling
+import trunkline.kernels.triton.backend
+"""
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
