@@ -23,7 +23,7 @@ def _seed() -> None:
 
 
 @pytest.mark.parametrize("renormalise", [False, True])
-@pytest.mark.parametrize(("experts", "top_k"), [(1, 1), (6, 3), (8, 8), (60, 4), (128, 8)])
+@pytest.mark.parametrize(("experts", "top_k"), [(1, 1), (6, 3), (8, 8), (128, 8)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_route(
     guards: Guards, renormalise: bool, experts: int, top_k: int, dtype: torch.dtype
@@ -54,7 +54,7 @@ def test_logits_that_are_not_finite_choose_experts_that_exist(guards: Guards) ->
     assert shares[2:].tolist() == [[1.0, 0.0, 0.0], pytest.approx([1 / 3] * 3)]
 
 
-@pytest.mark.parametrize(("tokens", "experts", "top_k"), [(1, 8, 2), (50, 5, 2), (7, 128, 8)])
+@pytest.mark.parametrize(("tokens", "experts", "top_k"), [(1, 8, 2), (50, 5, 2), (7, 40, 8)])
 @pytest.mark.parametrize("block_m", [16, 64])
 def test_expert_order(
     monkeypatch: pytest.MonkeyPatch, tokens: int, experts: int, top_k: int, block_m: int
@@ -97,10 +97,7 @@ def expected_mixture(
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("renormalise", [False, True])
-@pytest.mark.parametrize(("tokens", "deterministic"), [(1, False), (9, False), (90, True)])
-def test_mixture(
+def check_mixture(
     guards: Guards, dtype: torch.dtype, renormalise: bool, tokens: int, deterministic: bool
 ) -> None:
     weights = some_weights(guards, dtype)
@@ -120,6 +117,31 @@ def test_mixture(
     )
     tolerance = {torch.bfloat16: 3e-2, torch.float16: 4e-3, torch.float32: 2e-5}[dtype]
     torch.testing.assert_close(residual.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "renormalise", "tokens", "deterministic"),
+    [
+        (torch.bfloat16, True, 1, False),
+        (torch.float16, False, 9, False),
+        (torch.float32, True, 9, True),
+    ],
+)
+def test_mixture(
+    guards: Guards, dtype: torch.dtype, renormalise: bool, tokens: int, deterministic: bool
+) -> None:
+    check_mixture(guards, dtype, renormalise, tokens, deterministic)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("renormalise", [False, True])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("tokens", [1, 9, 90, 700])  # at 700 tiles have 128 rows where they may
+def test_mixture_over_the_matrix(
+    guards: Guards, dtype: torch.dtype, renormalise: bool, tokens: int, deterministic: bool
+) -> None:
+    check_mixture(guards, dtype, renormalise, tokens, deterministic)
 
 
 def test_mixture_of_quantised_experts(guards: Guards) -> None:
@@ -180,7 +202,7 @@ def test_bits_do_not_depend_on_the_batch(guards: Guards, dtype: torch.dtype) -> 
         return residual
 
     together = run(slice(0, 70))
-    for rows in (slice(0, 1), slice(33, 34), slice(69, 70), slice(5, 40)):
+    for rows in (slice(0, 1), slice(69, 70), slice(5, 40)):
         assert torch.equal(run(rows), together[rows])
 
 
