@@ -8,7 +8,7 @@ table per file.
 launch              what all files share
 norm, activation    RMS norm with its residual, gate/up activation, both also to fp8
 matmul, fp8         the deterministic linear; fp8 linears with one scale per row
-moe                 routing, token order by expert, grouped products
+routing, moe        which experts get which tokens; grouped products and their combination
 rotary              norm of queries and keys, rotary encoding, KV write
 decode_attention    one query token per row, KV split over programs
 prompt_attention    prompts in chunks over pages

@@ -1,0 +1,77 @@
+"""The harness that compiles kernels finds what it is there to find."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).resolve().parents[2]
+# A file, because Triton reads the source of kernels.
+KERNELS = """
+import json
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from tests.kernels.triton.cross_compile import compile_case, problems, recorded_launches
+
+
+@triton.jit
+def fine(x_pointer, count):
+    tl.store(x_pointer + tl.arange(0, 64), 1.0)
+
+
+@triton.jit
+def wrong(x_pointer):
+    tl.store(x_pointer + tl.arange(0, 3), 1.0)
+
+
+@triton.jit
+def spilling(x_pointer, N: tl.constexpr):
+    places = tl.arange(0, N)
+    x = tl.load(x_pointer + places)
+    tl.store(x_pointer + places, x - tl.sum(x, axis=0))
+
+
+@triton.jit
+def large(x_pointer, N: tl.constexpr):
+    tile = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    a = tl.load(x_pointer + tile)
+    b = tl.load(x_pointer + N * N + tile)
+    tl.store(x_pointer + tile, tl.dot(a, b).to(tl.float16))
+
+
+x, half = torch.empty(1 << 17), torch.empty(1 << 18, dtype=torch.float16)
+target = GPUTarget("cuda", 90, 32)
+with recorded_launches("launch", target, may_spill=False) as cases:
+    fine[(3,)](x, 16)
+    wrong[(1,)](x)
+    spilling[(1,)](x, N=16384, num_warps=1)
+    large[(1,)](half, N=256, num_warps=8)
+print(json.dumps({c.kernel.fn.__name__: problems(compile_case(c, 90), c) for c in cases}))
+"""
+
+
+@pytest.mark.slow
+def test_failures_spills_and_too_much_shared_memory_are_found(tmp_path: Path) -> None:
+    script = tmp_path / "kernels.py"
+    script.write_text(KERNELS)
+    path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=environment | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["fine"] == []
+    assert "does not compile" in found["wrong"][0]
+    assert "bytes of stack" in found["spilling"][0]
+    assert "shared memory, limit is 232448" in found["large"][0]
