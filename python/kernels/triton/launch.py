@@ -78,6 +78,19 @@ def _measured_traits(device: torch.device) -> DeviceTraits:
     )
 
 
+def check_fp8(device: torch.device) -> None:
+    """Refuse a GPU that has no products of fp8.
+
+    Raises:
+        ValueError: its capability is below 8.9.
+    """
+    if device.type == "cuda" and (capability := device_traits(device).capability) < 89:
+        raise ValueError(
+            f"fp8 products need a GPU of capability 8.9, {device} has {capability / 10}; use "
+            "another quantization"
+        )
+
+
 def ceil_div(value: int, divisor: int) -> int:
     """Quotient, rounded up."""
     return -(-value // divisor)

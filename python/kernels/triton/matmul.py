@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from trunkline.kernels.triton.launch import FP8, ceil_div, device_traits, dot, narrow
+from trunkline.kernels.triton.launch import FP8, ceil_div, check_fp8, dot, narrow
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +109,8 @@ def _check(
         raise ValueError("the rows of x, weight and out must be contiguous")
     if any((x.dtype == FP8) != (scale is not None) for scale in scales):
         raise ValueError(f"scales of x and weight go with {FP8}, not with {x.dtype}")
-    if x.dtype == FP8 and x.device.type == "cuda" and device_traits(x.device).capability < 89:
-        raise ValueError(
-            f"fp8 products need a GPU of capability 8.9, {x.device} has "
-            f"{device_traits(x.device).capability / 10}; use another quantization"
-        )
+    if x.dtype == FP8:
+        check_fp8(x.device)
 
 
 @triton.jit

@@ -16,7 +16,7 @@ import triton.language as tl
 from trunkline.kernels.interface import ActivationName
 from trunkline.kernels.triton.activation import silu_product
 from trunkline.kernels.triton.fp8 import quantize_rows
-from trunkline.kernels.triton.launch import FP8, ceil_div, narrow, next_power_of_2
+from trunkline.kernels.triton.launch import FP8, ceil_div, check_fp8, narrow, next_power_of_2
 from trunkline.kernels.triton.matmul import MatmulConfig, add_product, load_tile
 from trunkline.kernels.triton.routing import ExpertOrder, expert_order, route
 
@@ -264,6 +264,8 @@ def _check(
         raise ValueError(f"out has {out.shape[0]} rows for {order.num_pairs} pairs")
     if any((x.dtype == FP8) != (scale is not None) for scale in (x_scales, weight_scales)):
         raise ValueError(f"scales of x and experts go with {FP8}, not with {x.dtype}")
+    if x.dtype == FP8:
+        check_fp8(x.device)
 
 
 @triton.jit

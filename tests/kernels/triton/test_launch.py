@@ -11,6 +11,7 @@ from trunkline.kernels.triton.launch import (
     KNOWN_TRAITS,
     assume_device,
     ceil_div,
+    check_fp8,
     device_traits,
     dot,
     narrow,
@@ -76,4 +77,10 @@ def test_configurations_follow_an_assumed_device() -> None:
     assert device_traits(cpu) == KNOWN_TRAITS[80]
     with assume_device(KNOWN_TRAITS[100]):
         assert device_traits(cpu).capability == 100
+        check_fp8(torch.device("cuda"))
+    with (
+        assume_device(KNOWN_TRAITS[80]),
+        pytest.raises(ValueError, match=r"capability 8\.9, cuda has 8\.0; use another"),
+    ):
+        check_fp8(torch.device("cuda"))
     assert device_traits(cpu) == KNOWN_TRAITS[80]
