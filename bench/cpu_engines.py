@@ -142,7 +142,7 @@ def vllm(setup: Setup, port: int, variant: str) -> Command:
     words += ["--max-model-len", str(CONTEXT), "--enable-prefix-caching"]
     words += ["--host", "127.0.0.1", "--port", str(port)]
     environment = {
-        "VLLM_CPU_KVCACHE_SPACE": "4",
+        "VLLM_CPU_KVCACHE_SPACE": "2",
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{setup.threads - 1}",
         "HF_HUB_OFFLINE": "1",
     }

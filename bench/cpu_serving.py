@@ -110,9 +110,8 @@ async def _ask(port: int, line: str) -> Json:
     return result
 
 
-def one_run(server: Server, words: Words, workload: str, repetition: int) -> Json:
+def one_run(server: Server, words: Words, workload: str, seed: str) -> Json:
     """One workload on one server that runs."""
-    seed = 100 * repetition + 1
     usage = Usage(server)
     if server.is_offline:
         result = run(_ask(server.port, f"{workload} {seed}"))
@@ -172,12 +171,9 @@ def awake(server: Server) -> Iterator[None]:
         server.pause()
 
 
-def done_already(path: Path) -> set[tuple[Any, ...]]:
-    """What the file holds, but for runs in which others took the cores: these are run again."""
-    if not path.exists():
-        return set()
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    return {key(record) for record in records if not is_disturbed(record)}
+def read_records(path: Path) -> list[Json]:
+    """What the file holds."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def key(record: Json) -> tuple[Any, ...]:
@@ -199,7 +195,7 @@ def in_turns(options: argparse.Namespace, servers: list[Server]) -> Iterator[tup
 def measure_all(options: argparse.Namespace, servers: list[Server]) -> bool:
     """Run what is missing until the time is over; whether all is done."""
     deadline = time.monotonic() + options.stop_after
-    done = done_already(options.append)
+    records = read_records(options.append)
     machine, words = Machine(options.threads), Words(options.models / options.model)
     for repetition, workload, server in in_turns(options, servers):
         record: Json = {
@@ -209,13 +205,15 @@ def measure_all(options: argparse.Namespace, servers: list[Server]) -> bool:
             "workload": workload,
             "repetition": repetition,
         }
-        if key(record) in done:
+        earlier = [other for other in records if key(other) == key(record)]
+        if any(not is_disturbed(other) for other in earlier):
             continue
         if time.monotonic() > deadline:
             return False
         record |= {"time": time.strftime("%F %T"), "machine": machine.probe()}
         with awake(server):
-            record |= one_run(server, words, workload, repetition)
+            seed = f"{options.append.name} {repetition} {len(earlier)}"  # never one used before
+            record |= one_run(server, words, workload, seed)
         record |= {"version": server.version, "command": server.command}
         with options.append.open("a") as sink:
             sink.write(json.dumps(record) + "\n")
@@ -268,7 +266,7 @@ def stop_engines(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> int:
     """The command `report`."""
-    records = [json.loads(line) for line in options.append.read_text().splitlines()]
+    records = read_records(options.append)
     print_report(records)
     if options.plot is not None:
         from cpu_plots import draw  # matplotlib is wanted here alone

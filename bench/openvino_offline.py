@@ -21,7 +21,7 @@ import openvino
 import openvino_genai
 from workloads import Answer, Words, measure, warm_up
 
-CACHE_GB = 4
+CACHE_GB = 2
 
 
 class OpenVinoTransport:
@@ -74,12 +74,12 @@ async def serve(transport: OpenVinoTransport, words: Words, port: int) -> None:
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := await reader.readline():
-            workload, seed = line.decode().split()
+            workload, seed = line.decode().strip().split(maxsplit=1)
             if workload == "warm-up":
                 await warm_up(transport, words)
                 writer.write(b"{}\n")
             else:
-                result = await measure(transport, words, workload, int(seed))
+                result = await measure(transport, words, workload, seed)
                 writer.write(json.dumps(asdict(result)).encode() + b"\n")
         writer.close()
 

@@ -144,6 +144,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, required=True, help="the model's directory")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS)[:5])
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--seed", default="0", help="a new one for a server that knows the last")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     transport, words = HttpTransport(options.url, options.model), Words(options.tokenizer)
@@ -154,7 +155,7 @@ def main() -> None:
     print("|---" * (len(HEADINGS) + 1) + "|")
     for name in options.workloads:
         runs = [
-            run(measure(transport, words, name, seed=100 * number + 1))
+            run(measure(transport, words, name, seed=f"{options.seed} {number}"))
             for number in range(options.runs)
         ]
         medians.append(median_of(runs))

@@ -10,9 +10,9 @@ W4  4 at once, 1,500 in, 4 out, 16 requests
 W5  8 conversations at once of 5 turns: 64 tokens of the user, 64 out, the history is sent again
 C1, C2, C4 ... C64  so many at once, 256 in, 128 out: throughput against concurrency
 
-Prompts are ids of plain English words, one token each; a seed decides them, and each repetition has
-one of its own, so that none hits what another left in a cache. The history of W5 holds the text
-that came back, tokenised again, as it does in a chat.
+Prompts are ids of plain English words, one token each; workload and seed decide them, and each
+repetition has a seed of its own, so that none hits what another left in a cache. The history of W5
+holds the text that came back, tokenised again, as it does in a chat.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Words:
 class Load:
     """Asks a transport and keeps its answers."""
 
-    def __init__(self, transport: Transport, words: Words, seed: int) -> None:
+    def __init__(self, transport: Transport, words: Words, seed: str) -> None:
         """Make a load; `seed` decides all prompts."""
         self._transport = transport
         self._words = words
@@ -151,9 +151,9 @@ WORKLOADS: dict[str, Callable[[Load], Awaitable[None]]] = {
 }
 
 
-async def measure(transport: Transport, words: Words, name: str, seed: int) -> Result:
+async def measure(transport: Transport, words: Words, name: str, seed: str) -> Result:
     """One run of one workload."""
-    load = Load(transport, words, seed)
+    load = Load(transport, words, f"{name} {seed}")
     start = time.perf_counter()
     await WORKLOADS[name](load)
     return summary(name, load.answers, start)
@@ -161,7 +161,7 @@ async def measure(transport: Transport, words: Words, name: str, seed: int) -> R
 
 async def warm_up(transport: Transport, words: Words) -> None:
     """Have every width of step and length of prompt computed once, before anything is timed."""
-    load = Load(transport, words, seed=0)
+    load = Load(transport, words, seed="warm-up")
     await load.independent(1, 64, 16, 1)
     await load.independent(16, 256, 8, 16)
     await load.independent(2, 1500, 2, 2)
