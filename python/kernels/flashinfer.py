@@ -12,9 +12,11 @@ Plans are made of lengths in host memory; only the list of pages is made on the 
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,9 +45,16 @@ def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"it computes bfloat16 and float16, but dtype is {dtype}"
     if find_spec("flashinfer") is None:
         return "it is not installed; install trunkline[cuda]"
-    if shutil.which("nvcc") is None and find_spec("flashinfer_jit_cache") is None:
-        return "it compiles its kernels, but there is no nvcc on the PATH"
+    if find_spec("flashinfer_jit_cache") is None and not _has_nvcc():
+        return "it compiles its kernels, but there is no nvcc on the PATH or in $CUDA_HOME/bin"
     return None
+
+
+def _has_nvcc() -> bool:
+    home = os.environ.get("CUDA_HOME")
+    return shutil.which("nvcc") is not None or (
+        home is not None and Path(home, "bin/nvcc").exists()
+    )
 
 
 class Kind(NamedTuple):

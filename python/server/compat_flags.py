@@ -63,7 +63,7 @@ COMPAT_FLAGS: Final = (
     _refused("lora-paths", "adapters are not supported yet"),
     _refused_switch("enable-lora", "adapters are not supported yet"),
     _no_effect("max-loras-per-batch", "adapters are not supported yet", "8"),
-    _refused("sampling-backend", "only the reference backend exists yet", "auto", "pytorch"),
+    _refused("sampling-backend", "every kernel backend has one sampler", "auto", "pytorch"),
     _refused("speculative-algorithm", LATER),
     _refused("disaggregation-mode", LATER, "null"),
     _refused_switch("enable-hierarchical-cache", LATER),

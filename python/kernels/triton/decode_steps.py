@@ -6,6 +6,8 @@ nothing, and draw for a slot that no sequence has.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,6 +15,8 @@ import torch
 
 from trunkline.kernels.triton.graphs import Captured, batch_buckets, graph_pool
 from trunkline.plan import LOGIT_POOLED, Plan
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -45,6 +49,7 @@ class DecodeSteps:
             prepare: gives the work of a bucket, whose inputs lie where every step's will.
             device: where it runs.
         """
+        started_at = time.monotonic()
         self._buckets = batch_buckets(largest)
         self._forwards: dict[int, Captured[Computed]] = {}
         self._draws: dict[int, Captured[dict[str, torch.Tensor]]] = {}
@@ -53,6 +58,12 @@ class DecodeSteps:
             work = prepare(bucket)
             self._forwards[bucket] = Captured(work.forward, device, pool)
             self._draws[bucket] = Captured(work.draw, device, pool)
+        if self._buckets and device.type == "cuda":
+            logger.info(
+                "Captured decode steps of %s rows in %.1f s",
+                ", ".join(map(str, self._buckets)),
+                time.monotonic() - started_at,
+            )
 
     def bucket(self, plan: Plan) -> int | None:
         """The bucket of a step whose rows have one token and logits each; None: it is another."""
