@@ -14,7 +14,7 @@ decode_attention    one query token per row, KV split over programs
 prompt_attention    prompts in chunks over pages
 unified_attention   both in one reduction order
 page_copy           page moves
-sample, threshold, penalties, logprobs, mask    from logits to tokens
+sample              from logits to tokens; its docstring names the files of the family
 
 Importing this package imports nothing; its modules need the `triton` package.
 """

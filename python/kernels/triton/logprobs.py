@@ -103,7 +103,7 @@ def _launch_rows(
     largest = logits.new_empty((num_rows, tiles))
     sums = logits.new_empty((num_rows, tiles))
     keys = logits.new_empty((num_rows, ranks, width), dtype=torch.int64) if width else None
-    _tiles_kernel[(num_rows, tiles)](
+    _sums_and_best_kernel[(num_rows, tiles)](
         *_sources(draws, logit_index, request),
         rows.maxima,
         rows.adjusted_maxima,
@@ -124,7 +124,7 @@ def _launch_rows(
         num_warps=NUM_WARPS,
         enable_fp_fusion=False,
     )
-    _rows_kernel[(num_rows,)](
+    _normalise_kernel[(num_rows,)](
         request.is_wanted,
         request.top_n if width else None,
         largest,
@@ -152,7 +152,7 @@ def _at(
     num_entries = entries[0].shape[0]
     out = logits.new_zeros(num_entries)
     if num_entries > 0:
-        _entries_kernel[(num_entries,)](
+        _log_probs_at_kernel[(num_entries,)](
             *_sources(draws, logit_index, request),
             request.is_wanted,
             normalisers,
@@ -213,11 +213,11 @@ def _keys(values, ids):
     """Descending: the larger value, and the lower id among equals."""
     bits = (values + 0.0).to(tl.int32, bitcast=True)  # -0 becomes 0
     ordered = bits ^ ((bits >> 31) & ID_BITS)
-    return (ordered.to(tl.int64) << 32) | (ID_BITS - ids).to(tl.int64)
+    return (ordered.to(tl.int64) << 32) | (-ids + ID_BITS).to(tl.int64)
 
 
 @triton.jit
-def _tiles_kernel(
+def _sums_and_best_kernel(
     logits,
     adjusted,
     is_adjusted,
@@ -287,7 +287,7 @@ def _tiles_kernel(
 
 
 @triton.jit
-def _rows_kernel(
+def _normalise_kernel(
     is_wanted,
     top_n,
     largest,
@@ -323,12 +323,12 @@ def _rows_kernel(
         left = tl.where(left == key, LEAST_KEY, left)
         ordered = (key >> 32).to(tl.int32)
         value = (ordered ^ ((ordered >> 31) & ID_BITS)).to(tl.float32, bitcast=True)
-        tl.store(top_ids + row * width + place, ID_BITS - (key & ID_BITS).to(tl.int32))
+        tl.store(top_ids + row * width + place, -(key & ID_BITS).to(tl.int32) + ID_BITS)
         tl.store(top_values + row * width + place, value - normaliser)
 
 
 @triton.jit
-def _entries_kernel(
+def _log_probs_at_kernel(
     logits,
     adjusted,
     is_adjusted,

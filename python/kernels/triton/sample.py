@@ -19,11 +19,22 @@ suppressed ids) come with each step that samples for such slots.
 Padding rows of a captured step name a slot whose temperature is 0 and lane -1; their token is that
 of the logit position they name.
 
-Bytes per row of V logits, `group_maxima` included, against the V * 4 that must be read:
-    greedy                 1 pass
-    temperature, min-p     1 pass + the tiles that hold logits near enough to the best
-    top-k, top-p           as above, of these tiles the candidates once more, from a list
-    adjusted               2 more (read, write); counts 1 more, a mask 1/32; with bias 1 more
+Files, in the order in which a row passes them:
+
+    rows         maxima of groups of ids, by which later passes leave tiles out
+    penalties    adjusted copies of rows, and output counts; `mask` is the grammar's part
+    draw         best id (all of a greedy draw), noise, winner; `noise` says why it is exact
+    cuts         top-k and top-p: `levels` brackets a cut, `threshold` finds it
+    logprobs     normalisers, given ids, best ids
+    stepwise     all of it behind `StepwiseBackend.sample`
+
+Passes over a row of V logits, of V * 4 bytes each, of which the first must be:
+
+    greedy                 1
+    temperature, min-p     1 + tiles with logits within 20 temperatures of the best
+    top-k                  as above, of those only tiles with one of the k best, three times
+    top-p                  2 + up to two more over tiles at or above the cut, + as above
+    adjusted               2 more (read, write); output counts 1 more, a mask 1/32, bias 1 more
     log-probs              1 more
 """
 

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from trunkline.kernels.triton.rows import MINUS_INFINITY, scale
 
+LARGEST_KEY = tl.constexpr(0x7F800000 - 1)
 NO_KEY = tl.constexpr(0x7F800000)  # of -inf: an id that is no candidate; its mass is 0
 HIGH_UNITS = tl.constexpr(2.0**40)
 PER_HIGH_UNIT = tl.constexpr(2.0**-40)
@@ -53,7 +54,7 @@ def load_candidates(source, start, CHUNK: tl.constexpr):
 
     Args:
         source: (scaled logits of the list, its ids, the row, number of entries or the row's width,
-            whether it is the list, the row's best logit, temperature, least scaled logit of a
+            whether it is the list, the row's best logit, temperature, least and largest key of a
             candidate); what all functions here take.
         start: of the chunk.
         CHUNK: its length.
@@ -61,18 +62,18 @@ def load_candidates(source, start, CHUNK: tl.constexpr):
     Returns:
         Keys and ids; the key is `NO_KEY` where there is no candidate.
     """
-    listed_scaled, listed_ids, row, count, is_listed, best, temperature, bound = source
+    listed_scaled, listed_ids, row, count, is_listed, best, temperature, low, high = source
     at = start + tl.arange(0, CHUNK)
     inside = at < count
     if is_listed:
-        scaled = tl.load(listed_scaled + at, mask=inside, other=MINUS_INFINITY)
+        keys = keys_of(tl.load(listed_scaled + at, mask=inside, other=MINUS_INFINITY))
         ids = tl.load(listed_ids + at, mask=inside, other=0)
     else:
         x = tl.load(row + at, mask=inside, other=MINUS_INFINITY)
-        scaled = scale(x, best, temperature)
-        scaled = tl.where(scaled >= bound, scaled, MINUS_INFINITY)
+        keys = keys_of(scale(x, best, temperature))
+        keys = tl.where((keys >= low) & (keys <= high), keys, NO_KEY)
         ids = at
-    return keys_of(scaled), ids
+    return keys, ids
 
 
 @triton.jit
@@ -98,7 +99,9 @@ def weigh_below(source, limit, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def least_key(source, target, upper, BY_MASS: tl.constexpr, CHUNK: tl.constexpr):
+def least_key(
+    source, base_high, base_low, target, upper, BY_MASS: tl.constexpr, CHUNK: tl.constexpr
+):
     """The least key up to which candidates reach `target`, in number or mass.
 
     Each step halves the interval and then shrinks it to keys that there are, so it ends after
@@ -106,12 +109,14 @@ def least_key(source, target, upper, BY_MASS: tl.constexpr, CHUNK: tl.constexpr)
 
     Args:
         source: see `load_candidates`.
+        base_high: what comes before all candidates: high word of its mass, or its number.
+        base_low: low word of its mass.
         target: float64, above 0.
         upper: a key up to which they reach it.
         BY_MASS: whether masses are summed, not candidates counted.
         CHUNK: candidates at once.
     """
-    last_short = tl.full((), -1, tl.int32)
+    last_short = tl.full((), -1, tl.int32) + source[7]
     first_enough = tl.full((), 0, tl.int32) + upper
     while last_short + 1 < first_enough:
         middle = last_short + (first_enough - last_short) // 2
@@ -131,9 +136,9 @@ def least_key(source, target, upper, BY_MASS: tl.constexpr, CHUNK: tl.constexpr)
             largest_inside = tl.maximum(largest_inside, tl.where(inside, keys, -1))
             least_beyond = tl.minimum(least_beyond, tl.where(inside, NO_KEY, keys))
         if BY_MASS:
-            reached = as_number(tl.sum(high, 0), tl.sum(low, 0))
+            reached = as_number(base_high + tl.sum(high, 0), base_low + tl.sum(low, 0))
         else:
-            reached = tl.sum(high, 0).to(tl.float64)
+            reached = (base_high + tl.sum(high, 0)).to(tl.float64)
         if reached >= target:
             first_enough = tl.max(largest_inside, 0)
         else:
@@ -157,3 +162,46 @@ def id_at_rank(source, key, rank, vocabulary, CHUNK: tl.constexpr):
         else:
             last_short = middle
     return first_enough
+
+
+@triton.jit
+def cut(source, base, limit, top_p, whole, vocabulary, CHUNK: tl.constexpr):
+    """What top-k and top-p leave: everything up to (last key, last id), that included.
+
+    Args:
+        source: see `load_candidates`; the cut lies among the candidates.
+        base: what comes before all of them: two words of mass, and the number; int64.
+        limit: top-k, at most the vocabulary. If `top_p` cuts, too, nothing comes before.
+        top_p: float64.
+        whole: mass of the whole row; is read where only `top_p` cuts.
+        vocabulary: width of the row.
+        CHUNK: candidates at once.
+    """
+    base_high, base_low, base_number = base
+    largest = source[8]
+    last_key = tl.full((), NO_KEY, tl.int32)
+    room = tl.full((), 0, tl.int32)  # candidates that are kept of those at `last_key`
+    number, high, low, equal = weigh_below(source, last_key, CHUNK)
+    if (limit < vocabulary) & (base_number + number >= limit):
+        wanted = limit.to(tl.float64)
+        last_key = least_key(source, base_number, base_number, wanted, largest, False, CHUNK)
+        number, high, low, equal = weigh_below(source, last_key, CHUNK)
+        room = (limit - base_number - number).to(tl.int32)
+    if top_p < 1.0:
+        edge_high, edge_low = masses_of(last_key)
+        kept = as_number(base_high + high + room * edge_high, base_low + low + room * edge_low)
+        # At least one unit of mass, so that the best id is kept whatever `top_p` is.
+        target = tl.maximum(top_p * tl.where(limit < vocabulary, kept, whole), UNIT)
+        upper = tl.minimum(last_key, largest)
+        key = least_key(source, base_high, base_low, target, upper, True, CHUNK)
+        number, high, low, equal = weigh_below(source, key, CHUNK)
+        edge_high, edge_low = masses_of(key)
+        before = as_number(base_high + high, base_low + low)
+        wanted = tl.ceil((target - before) / as_number(edge_high, edge_low))
+        most = tl.where(key == last_key, room, equal)
+        room = tl.maximum(tl.minimum(wanted, most.to(tl.float64)), 1.0).to(tl.int32)
+        last_key = key
+    last_id = tl.full((), 0, tl.int32) + vocabulary
+    if (last_key < NO_KEY) & (room < equal):
+        last_id = id_at_rank(source, last_key, room, vocabulary, CHUNK)
+    return last_key, last_id
