@@ -55,9 +55,10 @@ class StagingArena:
     """Packs a step's arrays and copies them to the device at once.
 
     The device's block never moves: in steps that fit it arrays of equal shapes lie at equal
-    addresses, where CUDA graphs read them. A step that needs more gets a block of its own. Views are valid for
-    what is launched before the next call: its copy is ordered behind that, on the current stream.
-    The host's blocks go round, and one is written again only when its copy is through.
+    addresses, where CUDA graphs read them. A step that needs more gets a block of its own. Views
+    are valid for what is launched before the next call: its copy is ordered behind that, on the
+    current stream. The host's blocks go round, and one is written again only when its copy is
+    through.
     """
 
     def __init__(self, device: torch.device, num_bytes: int, num_blocks: int = 3) -> None:
