@@ -223,6 +223,7 @@ class Run:
     tokens: list[list[int]]
     step_s: float
     host_s: float  # of it the host was busy launching
+    gap: float  # share of the time in which the device had no step; 0 where that is not known
 
 
 def decode(
@@ -236,11 +237,14 @@ def decode(
         tokens.append(_tokens(made.program.sample(plan).wait()))
     busy = 0.0
     pending = None
+    marks = Marks()
     started_at = time.perf_counter()
     for _ in range(steps):
         launched_at = time.perf_counter()
+        marks.begin()
         made.program.forward(plan := plans.next())
         result = made.program.sample(plan)
+        marks.end()
         busy += time.perf_counter() - launched_at
         if not overlap:
             tokens.append(_tokens(result.wait()))
@@ -251,7 +255,35 @@ def decode(
     if pending is not None:
         tokens.append(_tokens(pending.wait()))
     elapsed = time.perf_counter() - started_at
-    return Run(tokens=tokens, step_s=elapsed / steps, host_s=busy / steps)
+    gap = marks.idle_s() / elapsed
+    return Run(tokens=tokens, step_s=elapsed / steps, host_s=busy / steps, gap=gap)
+
+
+class Marks:
+    """When the device began and ended steps, on its own clock."""
+
+    def __init__(self) -> None:
+        self._on_cuda = torch.cuda.is_available()
+        self._steps: list[list[torch.cuda.Event]] = []
+
+    def begin(self) -> None:
+        """Before a step's launches."""
+        if self._on_cuda:
+            self._steps.append([torch.cuda.Event(enable_timing=True) for _ in range(2)])
+            self._steps[-1][0].record()
+
+    def end(self) -> None:
+        """Behind them."""
+        if self._on_cuda:
+            self._steps[-1][1].record()
+
+    def idle_s(self) -> float:
+        """Time between the end of a step and the beginning of the next; all steps are done."""
+        if not self._on_cuda:
+            return 0.0
+        torch.cuda.synchronize()
+        gaps = zip(self._steps[:-1], self._steps[1:], strict=True)
+        return sum(before[1].elapsed_time(after[0]) for before, after in gaps) / 1000
 
 
 def _tokens(block: np.ndarray) -> list[int]:
@@ -343,6 +375,14 @@ def _check_batch(
             value=f"{1e3 * together.step_s:.2f} ms, {rows / together.step_s:.0f} tokens/s, "
             f"{ratio:.2f} x the roofline{', goal 1.25' if is_goal else ''}",
             figures={"step_s": together.step_s, "ratio": ratio, "host_s": together.host_s},
+        )
+    )
+    report.add(
+        Finding(
+            name=f"decode, batch {rows} at {have}: idle between steps",
+            passed=together.gap < 0.05 if on_cuda else None,
+            value=f"{together.gap:.1%} of the time with overlap, {alone.gap:.1%} without, goal 5%",
+            figures={"with_overlap": together.gap, "without": alone.gap},
         )
     )
     report.add(
