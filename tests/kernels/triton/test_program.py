@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 import torch
 from tests.kernels.driver import Driver, Sequence
-from tests.kernels.plan_builder import Params
+from tests.kernels.plan_builder import Params, read_result
+from tests.kernels.test_pooled_states import Pooling
 from tests.kernels.tiny import FAMILIES, memory_checkpoint, tiny_runner
 
 from trunkline.engine.checkpoint import CheckpointError
 from trunkline.engine.runner import Runner
-from trunkline.kernels import BackendOptions, OptionError
+from trunkline.kernels import BackendOptions, OptionError, PendingResult
 from trunkline.kernels.triton import program
 from trunkline.kernels.triton.staging import StagingArena
-from trunkline.plan import ROW_FAILED
+from trunkline.plan import ROW_FAILED, Plan, encode_result
 
 TOP_N = 3
 # Of log-probs: float32 sums in another order; bfloat16 rounds activations at every layer.
@@ -215,6 +216,49 @@ def test_steps_that_are_too_large_to_be_replayed(monkeypatch: pytest.MonkeyPatch
     driver.generate(got, 3)
     assert set(fits) == {True, False}
     agree(got, reference("llama", (1, 1, 1), 3), TOLERANCES["float32"])
+
+
+@pytest.mark.slow
+def test_pooled_states() -> None:
+    """Of a prompt in chunks, next to one that goes on to decode."""
+    found = []
+    for runner in (triton_runner("qwen3"), reference_runner("qwen3")):
+        pooled, other = (Sequence(prompt) for prompt in prompts((25, 6)))
+        driver = Pooling(runner, [pooled])
+        for sequence in (pooled, other):
+            driver.open(sequence)
+        for count in (12, 13):
+            driver.step([(pooled, count), (other, 6 if not other.output else 1)])
+        found.append(np.frombuffer(driver.states[id(pooled)], np.float32))
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_steps_are_launched_before_results_are_waited_for() -> None:
+    """Inputs and penalties of a step then rest on tokens that only the device knows."""
+    late = LateRunner(triton_runner("llama"))
+    got = [Sequence(p, PENALISED) for p in prompts((9, 4, 1))]
+    Driver(late, 0).generate(got, 5)  # type: ignore[arg-type]
+    steps = [read_result(pending.wait())["token_ids"].tolist() for pending in late.pending]
+    expected = [Sequence(s.prompt, s.params) for s in got]
+    Driver(reference_runner("llama"), 0).generate(expected, 5)
+    assert [list(tokens) for tokens in zip(*steps, strict=True)] == [s.output for s in expected]
+
+
+class LateRunner:
+    """Answers with nothing and keeps the results for later."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.options = runner.options
+        self.pending: list[PendingResult] = []
+        self._runner = runner
+
+    def execute(self, plan: Plan) -> np.ndarray:
+        self._runner.forward(plan)
+        self.pending.append(self._runner.sample(plan))
+        count = plan.sample_slot.size
+        nothing = {"token_ids": np.zeros(count, np.int32), "sampled_logprobs": np.zeros(count)}
+        return encode_result(plan.step, {"sample_counts": np.ones(count, np.int32), **nothing})
 
 
 class PlainDriver(Driver):
