@@ -107,6 +107,16 @@ def add_sink(state, sink):
 
 
 @triton.jit
+def merge_states(whole, part):
+    """Add the state of later keys to that of earlier ones."""
+    output, total, highest = whole
+    raised = tl.maximum(highest, part[2])
+    shrink, grow = power_of_two(highest - raised), power_of_two(part[2] - raised)
+    output = output * shrink[:, None] + part[0] * grow[:, None]
+    return output, total * shrink + part[1] * grow, raised
+
+
+@triton.jit
 def store_output(out, here, mask, sinks, heads, exists, state, value_scale):
     """Write the weighted means of rows; 0 for rows that saw nothing.
 
@@ -179,6 +189,7 @@ def merge_kernel(
             split = start + step
             part = tl.load(partial_totals + first + split, mask=split < end, other=0.0)
             exponent = tl.load(partial_exponents + first + split, mask=split < end, other=LOWEST)
+            exponent = tl.where(part != 0.0, exponent, LOWEST)
             pointers = partial_outputs + (first + split) * HEAD_DIM + dims
             width = tl.where(part != 0.0, HEAD_DIM, 0)
             tile = tl.load(pointers, mask=dims < width, other=0.0)

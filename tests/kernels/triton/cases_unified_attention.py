@@ -1,0 +1,38 @@
+"""Launches of unified attention."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from tests.kernels.triton.cross_compile import Launch
+from tests.kernels.triton.kv_tensors import ROWS, Layer, integers, matrix, options, pools
+
+from trunkline.kernels.triton.launch import DeviceTraits
+from trunkline.kernels.triton.unified_attention import unified_attention
+
+
+def _attend(
+    layer: Layer, dtype: torch.dtype, pool_dtype: torch.dtype, window: int | None, extras: bool
+) -> None:
+    query = torch.empty((ROWS, layer.num_heads, layer.head_dim), dtype=dtype)
+    unified_attention(
+        query,
+        *pools(layer, pool_dtype),
+        integers(64, 512),
+        integers(ROWS),
+        integers(ROWS),
+        integers(ROWS + 1),
+        query,
+        torch.empty(1),
+        **options(layer, pool_dtype, window, extras),
+    )
+
+
+def launches(traits: DeviceTraits, quick: bool) -> Iterator[Launch]:
+    """There is one binary per layer; the sum of splits is compiled with decode attention."""
+    for layer, dtype, pool_dtype, window, extras in matrix(quick):
+        name = f"{layer} {dtype} over {pool_dtype} window={window} extras={extras}"
+        # Products of float32 without tensor cores: here to compute right, not fast.
+        may_spill = dtype == torch.float32 and layer.num_heads // layer.num_kv_heads > 16
+        arguments = (layer, dtype, pool_dtype, window, extras)
+        yield Launch(name, partial(_attend, *arguments), may_spill)

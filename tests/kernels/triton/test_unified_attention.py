@@ -1,0 +1,214 @@
+"""Unified attention against float64, and its bits in any batch, chunk and step."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tests.kernels.triton.guards import Guards
+from tests.kernels.triton.kv_rows import (
+    Heads,
+    Options,
+    Rows,
+    assert_close,
+    attend,
+    make_rows,
+    make_sinks,
+)
+
+from trunkline.kernels.triton.launch import FP8, KNOWN_TRAITS, assume_device
+from trunkline.kernels.triton.unified_attention import (
+    SPLIT_SIZE,
+    choose_config,
+    unified_attention,
+    unified_workspace_elements,
+)
+
+GROUPED = Heads(6, 2, 64)
+ROWS = [(300, 40), (0, 0), (1, 1), (150, 150), (33, 7)]  # kv length, queries
+PLAIN = Options()
+ALL = Options(window=70, soft_cap=2.0, sinks=True)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def run(
+    guards: Guards,
+    rows: Rows,
+    options: Options,
+    sinks: torch.Tensor | None,
+    queries: list[torch.Tensor],
+    kv_lens: list[int],
+    *,
+    padding: int = 3,
+    splits: int = 0,
+) -> list[torch.Tensor]:
+    """Results by row; `splits` > 0: with a workspace for so many."""
+    counts = [len(query) for query in queries]
+    starts = [sum(counts[:row]) for row in range(len(counts) + 1)]
+    pad = torch.randn(padding, *queries[0].shape[1:]).to(queries[0].dtype)
+    query = guards.full(torch.cat([*queries, pad]))
+    out = guards.empty(tuple(query.shape), query.dtype)
+    size = query.shape[0] * query.shape[1] * splits * (query.shape[2] + 2)
+    unified_attention(
+        query,
+        rows.key_pool,
+        rows.value_pool,
+        rows.page_tables,
+        rows.row_slot[: len(queries)],
+        guards.full(torch.tensor(kv_lens, dtype=torch.int32)),
+        guards.full(torch.tensor(starts, dtype=torch.int32)),
+        out,
+        guards.empty((max(1, size),), torch.float32),
+        scale=options.scale,
+        window=options.window,
+        soft_cap=options.soft_cap,
+        sinks=sinks,
+        key_scale=rows.key_scale,
+        value_scale=rows.value_scale,
+        max_kv_len=splits * SPLIT_SIZE or None,
+    )
+    assert bool(out[starts[-1] :].isnan().all())
+    return [out[first:last] for first, last in zip(starts[:-1], starts[1:], strict=True)]
+
+
+def check(
+    guards: Guards,
+    heads: Heads,
+    options: Options,
+    lengths: list[tuple[int, int]],
+    *,
+    dtype: torch.dtype = torch.float32,
+    pool_dtype: torch.dtype | None = None,
+    splits: int = 0,
+) -> None:
+    kv_lens = [kv_len for kv_len, _ in lengths]
+    window = options.window or max(kv_lens)
+    hidden = [max(0, kv_len - count + 1 - window) for kv_len, count in lengths]
+    rows = make_rows(guards, heads, kv_lens, pool_dtype or dtype, hidden)
+    sinks = make_sinks(guards, heads, options)
+    queries = [
+        torch.randn(count, heads.num_heads, heads.head_dim).to(dtype) for _, count in lengths
+    ]
+    results = run(guards, rows, options, sinks, queries, kv_lens, splits=splits)
+    for row, (kv_len, count) in enumerate(lengths):
+        keys, values = rows.keys[row], rows.values[row]
+        expected = attend(queries[row], kv_len - count, keys, values, options, sinks)
+        assert_close(results[row], expected, rows.value_scale)
+
+
+@pytest.mark.parametrize("options", [PLAIN, ALL], ids=["plain", "all"])
+def test_options(guards: Guards, options: Options) -> None:
+    check(guards, GROUPED, options, ROWS)
+
+
+def test_splits_of_decode_rows(guards: Guards) -> None:
+    check(guards, GROUPED, ALL, [(600, 1), (0, 0), (3, 1)], splits=3)
+    check(guards, GROUPED, PLAIN, [(1100, 1), (512, 1)], splits=4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("fp8", [False, True])
+def test_dtypes(guards: Guards, dtype: torch.dtype, fp8: bool) -> None:
+    pool_dtype = FP8 if fp8 else None
+    check(guards, GROUPED, ALL, [(150, 50)], dtype=dtype, pool_dtype=pool_dtype)
+
+
+def test_fp8_where_the_device_converts(guards: Guards) -> None:
+    with assume_device(KNOWN_TRAITS[90]):
+        check(guards, GROUPED, PLAIN, [(70, 30)], dtype=torch.bfloat16, pool_dtype=FP8)
+
+
+@pytest.mark.parametrize(
+    "heads", [Heads(1, 1, 16), Heads(3, 3, 80), Heads(4, 1, 96), Heads(2, 1, 256), Heads(71, 1, 64)]
+)
+def test_heads(guards: Guards, heads: Heads) -> None:
+    check(guards, heads, ALL, [(90, 20), (33, 33)])
+
+
+def chunks(length: int, sizes: list[int]) -> Iterator[tuple[int, int]]:
+    """First and end of chunks of the sizes in turn, from position 0 on."""
+    first = 0
+    while first < length:
+        for size in sizes:
+            end = min(first + size, length)
+            if first < end:
+                yield first, end
+            first = end
+
+
+def check_bits(
+    guards: Guards,
+    heads: Heads,
+    options: Options,
+    length: int,
+    dtype: torch.dtype,
+    pool: torch.dtype,
+) -> None:
+    """Whole, in chunks, beside other rows, as decode rows, and as decode rows in splits."""
+    rows = make_rows(guards, heads, [length, 70], pool)
+    sinks = make_sinks(guards, heads, options)
+    query, other = (torch.randn(n, heads.num_heads, heads.head_dim).to(dtype) for n in (length, 70))
+    (whole,) = run(guards, rows, options, sinks, [query], [length])
+    for first, end in chunks(length, [1, 30, 7, 200]):
+        (chunk,) = run(guards, rows, options, sinks, [query[first:end]], [end])
+        assert torch.equal(chunk, whole[first:end])
+    queries, kv_lens = [query[5:90], other[64:]], [90, 70]
+    assert torch.equal(run(guards, rows, options, sinks, queries, kv_lens)[0], whole[5:90])
+    num_splits = -(-length // SPLIT_SIZE) + 1
+    for position in sorted(
+        {0, 63, 64, 100, length - 1, length // 2, SPLIT_SIZE} & set(range(length))
+    ):
+        for splits, padding in ((0, 0), (num_splits, 2)):
+            (single,) = run(
+                guards, rows, options, sinks, [query[position : position + 1]], [position + 1],
+                padding=padding, splits=splits,
+            )  # fmt: skip
+            assert torch.equal(single, whole[position : position + 1])
+
+
+@pytest.mark.parametrize("options", [PLAIN, ALL], ids=["plain", "all"])
+def test_bits_depend_on_the_token_alone(guards: Guards, options: Options) -> None:
+    check_bits(guards, Heads(3, 1, 32), options, 530, torch.bfloat16, torch.bfloat16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heads", [Heads(4, 1, 64), Heads(2, 2, 80), Heads(5, 1, 128)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("options", [PLAIN, ALL, Options(window=513)], ids=["plain", "all", "513"])
+def test_bits_in_the_matrix(
+    guards: Guards, heads: Heads, dtype: torch.dtype, fp8: bool, options: Options
+) -> None:
+    check_bits(guards, heads, options, 1100, dtype, FP8 if fp8 else dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heads", [Heads(8, 1, 64), Heads(9, 3, 96), Heads(4, 2, 128)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("window", [None, 1, 16, 129])
+@pytest.mark.parametrize("soft_cap", [None, 5.0])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_matrix(
+    guards: Guards,
+    heads: Heads,
+    dtype: torch.dtype,
+    fp8: bool,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: bool,
+) -> None:
+    options = Options(window=window, soft_cap=soft_cap, sinks=sinks)
+    pool_dtype = FP8 if fp8 else None
+    for lengths, splits in (([(385, 200), (128, 128), (5, 2)], 0), ([(600, 1), (40, 1)], 2)):
+        check(guards, heads, options, lengths, dtype=dtype, pool_dtype=pool_dtype, splits=splits)
+
+
+def test_sizes() -> None:
+    assert choose_config(2, 128, 71).block_rows == 128
+    with pytest.raises(ValueError, match="129 query heads share a kv head"):
+        choose_config(2, 128, 129)
+    assert unified_workspace_elements(32, 8, 128, 4096, 132) == 16 * 32 * 8 * 130
