@@ -1,4 +1,4 @@
-"""The KV pool of the device: [layers, pages, page size, kv heads, head dim], keys and values."""
+"""The KV pool of the device: [keys and values, layers, pages, page size, kv heads, head dim]."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ class DeviceKvPool:
 
     def __init__(self, spec: KvSpec, dtype: torch.dtype, device: torch.device) -> None:
         shape = (
+            2,
             spec.num_layers,
             spec.num_pages,
             spec.page_size,
@@ -20,8 +21,8 @@ class DeviceKvPool:
         )
         self.spec = spec
         # Zeros: what a row does not reach is multiplied by a weight of 0, and must not be NaN.
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.data = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys, self.values = self.data[0], self.data[1]
 
     @property
     def page_bytes(self) -> int:
@@ -31,4 +32,4 @@ class DeviceKvPool:
     @property
     def num_bytes(self) -> int:
         """Bytes of the pool."""
-        return self.keys.nbytes + self.values.nbytes
+        return self.data.nbytes

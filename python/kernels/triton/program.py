@@ -128,7 +128,7 @@ class DeviceProgram:
         staged = self._arena.stage(arrays)
         self._slots.apply(staged)
         if "moves" in staged:
-            copy_pages((self._pool.keys, self._pool.values), staged["moves"])
+            copy_pages(self._pool.data, staged["moves"])
         if bucket is None:
             batch = self._any_batch(staged, rows, num_decode)
             self._backend.attention.prepare(batch, rows)
