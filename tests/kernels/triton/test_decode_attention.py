@@ -99,10 +99,10 @@ def test_heads(guards: Guards, heads: Heads) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("heads", [Heads(8, 1, 64), Heads(9, 3, 96), Heads(4, 2, 128)])
+@pytest.mark.parametrize("heads", [Heads(8, 1, 64), Heads(6, 2, 96)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("fp8", [False, True])
-@pytest.mark.parametrize("window", [None, 1, 16, 129])
+@pytest.mark.parametrize("window", [None, 1, 129])
 @pytest.mark.parametrize("soft_cap", [None, 5.0])
 @pytest.mark.parametrize("sinks", [False, True])
 def test_matrix(

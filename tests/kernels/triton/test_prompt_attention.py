@@ -22,7 +22,7 @@ from trunkline.kernels.triton.prompt_attention import (
 )
 
 GROUPED = Heads(6, 2, 64)
-ROWS = [(300, 40), (0, 0), (1, 1), (150, 150), (33, 7)]  # kv length, queries
+ROWS = [(200, 40), (0, 0), (1, 1), (90, 90), (33, 7)]  # kv length, queries
 SHORT = [(300, 4), (129, 1), (0, 0)]
 PLAIN = Options()
 ALL = Options(window=70, soft_cap=2.0, sinks=True)
@@ -118,10 +118,10 @@ def test_window_edges(guards: Guards, window: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("heads", [Heads(8, 1, 64), Heads(9, 3, 96), Heads(4, 2, 128)])
+@pytest.mark.parametrize("heads", [Heads(8, 1, 64), Heads(6, 2, 96)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("fp8", [False, True])
-@pytest.mark.parametrize("window", [None, 1, 16, 129])
+@pytest.mark.parametrize("window", [None, 1, 129])
 @pytest.mark.parametrize("soft_cap", [None, 5.0])
 @pytest.mark.parametrize("sinks", [False, True])
 def test_matrix(
@@ -135,7 +135,7 @@ def test_matrix(
 ) -> None:
     options = Options(window=window, soft_cap=soft_cap, sinks=sinks)
     pool_dtype = FP8 if fp8 else None
-    for lengths, max_splits in (([(385, 200), (128, 128), (5, 2)], 1), ([(300, 3), (40, 2)], 4)):
+    for lengths, max_splits in (([(195, 90), (64, 64), (5, 2)], 1), ([(300, 3), (40, 2)], 4)):
         check(
             guards, heads, options, lengths, dtype=dtype, pool_dtype=pool_dtype,
             max_splits=max_splits,

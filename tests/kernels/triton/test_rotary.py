@@ -40,14 +40,28 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual.float(), expected.float(), rtol=epsilon, atol=2**-9)
 
 
-@pytest.mark.parametrize("heads", [Heads(9, 3, 64), Heads(2, 2, 80), Heads(3, 1, 256)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("normed", [False, True])
+def test_dtypes(guards: Guards, dtype: torch.dtype, fp8: bool, normed: bool) -> None:
+    check(guards, Heads(9, 3, 64), dtype, FP8 if fp8 else dtype, normed, 0.75)
+
+
+@pytest.mark.parametrize("heads", [Heads(9, 3, 64), Heads(2, 2, 80), Heads(3, 1, 256)])
 @pytest.mark.parametrize("share", [0, 0.75, 1])
-def test_rotate_and_write(
-    guards: Guards, heads: Heads, dtype: torch.dtype, fp8: bool, normed: bool, share: float
+def test_shares_of_heads(guards: Guards, heads: Heads, share: float) -> None:
+    check(guards, heads, torch.bfloat16, torch.bfloat16, True, share)
+
+
+def check(
+    guards: Guards,
+    heads: Heads,
+    dtype: torch.dtype,
+    pool_dtype: torch.dtype,
+    normed: bool,
+    share: float,
 ) -> None:
+    """Three rows, a padding token; `share` of a head is turned."""
     dim = heads.head_dim
     positions = torch.tensor([0, 17, 40, 3, 15], dtype=torch.int32)
     slots = torch.tensor([1, 0, 1, -1, 2], dtype=torch.int32)
@@ -56,11 +70,10 @@ def test_rotate_and_write(
     qkv = guards.full((torch.randn(5, width) * 2).to(dtype))
     weights = [guards.full(torch.randn(dim)) if normed else None for _ in range(2)]
     cos_sin = guards.full(torch.randn(48, int(dim * share) // 2 * 2))
-    pool_dtype = FP8 if fp8 else dtype
     shape = (10, PAGE_SIZE, heads.num_kv_heads, dim)
     key_pool, value_pool = guards.empty(shape, pool_dtype), guards.empty(shape, pool_dtype)
     query_out = guards.empty((5, heads.num_heads, dim), dtype)
-    key_scale, value_scale = SCALES if fp8 else (1.0, 1.0)
+    key_scale, value_scale = SCALES if pool_dtype == FP8 else (1.0, 1.0)
     rotate_and_write(
         qkv, cos_sin, *weights, RMS_EPSILON, key_pool, value_pool, guards.full(tables),
         guards.full(slots), guards.full(positions), key_scale, value_scale, query_out,

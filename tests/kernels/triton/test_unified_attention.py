@@ -1,5 +1,6 @@
 """Unified attention against float64, and its bits in any batch, chunk and step."""
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -24,7 +25,7 @@ from trunkline.kernels.triton.unified_attention import (
 )
 
 GROUPED = Heads(6, 2, 64)
-ROWS = [(300, 40), (0, 0), (1, 1), (150, 150), (33, 7)]  # kv length, queries
+ROWS = [(200, 40), (0, 0), (1, 1), (90, 90), (33, 7)]  # kv length, queries
 PLAIN = Options()
 ALL = Options(window=70, soft_cap=2.0, sinks=True)
 
@@ -71,7 +72,7 @@ def run(
         max_kv_len=splits * SPLIT_SIZE or None,
     )
     assert bool(out[starts[-1] :].isnan().all())
-    return [out[first:last] for first, last in zip(starts[:-1], starts[1:], strict=True)]
+    return [out[first:last] for first, last in itertools.pairwise(starts)]
 
 
 def check(
@@ -175,21 +176,21 @@ def test_bits_depend_on_the_token_alone(guards: Guards, options: Options) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("heads", [Heads(4, 1, 64), Heads(2, 2, 80), Heads(5, 1, 128)])
+@pytest.mark.parametrize("heads", [Heads(4, 1, 64), Heads(2, 2, 80)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("options", [PLAIN, ALL, Options(window=513)], ids=["plain", "all", "513"])
 def test_bits_in_the_matrix(
     guards: Guards, heads: Heads, dtype: torch.dtype, fp8: bool, options: Options
 ) -> None:
-    check_bits(guards, heads, options, 1100, dtype, FP8 if fp8 else dtype)
+    check_bits(guards, heads, options, 1040, dtype, FP8 if fp8 else dtype)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("heads", [Heads(8, 1, 64), Heads(9, 3, 96), Heads(4, 2, 128)])
+@pytest.mark.parametrize("heads", [Heads(8, 1, 64), Heads(6, 2, 96)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("fp8", [False, True])
-@pytest.mark.parametrize("window", [None, 1, 16, 129])
+@pytest.mark.parametrize("window", [None, 1, 129])
 @pytest.mark.parametrize("soft_cap", [None, 5.0])
 @pytest.mark.parametrize("sinks", [False, True])
 def test_matrix(
@@ -203,7 +204,7 @@ def test_matrix(
 ) -> None:
     options = Options(window=window, soft_cap=soft_cap, sinks=sinks)
     pool_dtype = FP8 if fp8 else None
-    for lengths, splits in (([(385, 200), (128, 128), (5, 2)], 0), ([(600, 1), (40, 1)], 2)):
+    for lengths, splits in (([(195, 90), (64, 64), (5, 2)], 0), ([(600, 1), (40, 1)], 2)):
         check(guards, heads, options, lengths, dtype=dtype, pool_dtype=pool_dtype, splits=splits)
 
 
