@@ -292,7 +292,7 @@ def _edges(number, first, shift, low, high, STAGE: tl.constexpr):
         begin = tl.where(number == 0, 0, (number + first) << shift)
         end = ((number + first + 1) << shift) - 1
     else:
-        begin = low + (number << shift)
+        begin = tl.minimum(low + (number << shift), high)
         end = tl.minimum(low + ((number + 1) << shift) - 1, high)
     return begin, end
 

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import triton.language as tl
 from tests.kernels.test_sampler import inputs, kept_by_sorting, tied_logits
 from tests.kernels.triton.guards import Guards
 
 from trunkline.kernels import SampleInputs, SampleOutputs
 from trunkline.kernels.torch_reference import sampler as reference
-from trunkline.kernels.triton.levels import CAPACITY
+from trunkline.kernels.triton import levels
 from trunkline.kernels.triton.rows import TILE
 from trunkline.kernels.triton.sample import Counts, Samples, draw, note_tokens
 from trunkline.kernels.triton.stepwise import _slot_tables, sample
@@ -120,14 +121,28 @@ def test_tokens_over_a_large_vocabulary(seed: int) -> None:
     check_random(seed, 151_936, 6)
 
 
+@pytest.mark.parametrize(("few", "capacity"), [(3, 8192), (3, 16)])
 @pytest.mark.parametrize(
-    "changes", [{"top_p": 0.95}, {"top_k": 9000}, {"top_k": 6000, "top_p": 0.9}]
+    "changes", [{"top_p": 0.95}, {"top_k": 500}, {"top_k": 600, "top_p": 0.9}, {"top_p": 1e-3}]
 )
-def test_more_candidates_than_are_listed(changes: dict[str, Any]) -> None:
+def test_second_round_and_more_candidates_than_are_listed(
+    monkeypatch: pytest.MonkeyPatch, few: int, capacity: int, changes: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(levels, "FEW", tl.constexpr(few))
+    monkeypatch.setattr(levels, "CAPACITY", capacity)
     random = np.random.default_rng(1)
-    logits = torch.from_numpy(random.normal(size=(1, 10_001)).astype(np.float32))
-    assert logits.shape[1] > CAPACITY
-    check(logits, inputs(1, temperature=1.0, **changes))
+    logits = torch.from_numpy(random.normal(size=(3, 3000)).astype(np.float32))
+    logits[1] = (logits[1] * 3).round() / 3
+    logits[2] *= 6
+    check(logits, inputs(3, temperature=1.0, **changes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(60))
+def test_second_round_in_many_steps(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    monkeypatch.setattr(levels, "FEW", tl.constexpr(3))
+    monkeypatch.setattr(levels, "CAPACITY", (8192, 20)[seed % 2])
+    check_random(seed, (40, 700, 5000)[seed % 3], 12)
 
 
 @pytest.mark.parametrize("top_k", [0, 1, 7, 13])
