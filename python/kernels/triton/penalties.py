@@ -232,7 +232,7 @@ def _penalise(x, count, parameters):
     return tl.where(count > 0, repeated, x)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_entries"])
 def _entries_kernel(
     rows, entry_rows, entry_ids, values, vocabulary, num_entries, BLOCK: tl.constexpr
 ):
@@ -249,7 +249,7 @@ def _entries_kernel(
         tl.atomic_add(target, value, mask=row >= 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_samples"])
 def _note_kernel(
     token_ids, slots, last_tokens, lanes, counts, counts_stride, num_samples, BLOCK: tl.constexpr
 ):
