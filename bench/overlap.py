@@ -25,12 +25,17 @@ import numpy as np
 from trunkline._core import Core
 from trunkline.engine import launch, messages
 from trunkline.engine.channel import Message
+from trunkline.engine.checkpoint import Checkpoint
 from trunkline.engine.core_config import CoreConfig
 from trunkline.engine.launch import LaunchedEngine
 from trunkline.engine.local import EngineHost
 from trunkline.engine.loop import EngineLoop, LoopOptions
 from trunkline.engine.messages import SamplingParams, Submit
+from trunkline.engine.native_request import RequestContext, parse_generate
 from trunkline.engine.runner_thread import RunnerThread
+from trunkline.engine.stream import Request
+from trunkline.engine.validation import Limits
+from trunkline.engine.weights import open_checkpoint
 from trunkline.kernels import Finished
 from trunkline.plan import Plan, encode_result
 
@@ -152,43 +157,40 @@ def overlapped(engine: LaunchedEngine) -> LaunchedEngine:
     return replace(engine, core_config=config, core=core, runner=RunnerThread(engine.runner))  # type: ignore[arg-type]
 
 
-def throughput(engine: LaunchedEngine, batch: int, tokens: int, rounds: int) -> list[float]:
+class Bodies:
+    """Makes requests of a model."""
+
+    def __init__(self, checkpoint: Checkpoint, tokens: int) -> None:
+        self.tokens = tokens
+        self._context = RequestContext(
+            tokenizer=checkpoint.tokenizer,
+            limits=Limits(vocab_size=VOCAB_SIZE, context_length=2048),
+            defaults={},
+        )
+
+    def request(self, key: int) -> Request:
+        sampling = {"max_new_tokens": self.tokens, "ignore_eos": True, "temperature": 0.7}
+        prompt = [(key * 31 + index) % 40_000 for index in range(PROMPT_TOKENS)]
+        body = {"input_ids": prompt, "sampling_params": sampling}
+        return parse_generate(body, self._context).requests[0]
+
+
+def throughput(engine: LaunchedEngine, bodies: Bodies, batch: int, rounds: int) -> list[float]:
     """Tokens per second of every round."""
     host = EngineHost(replace(engine, core=Core(engine.core_config.to_json())))
 
     async def one_round(number: int) -> float:
         client = await host.client()
+        requests = [bodies.request(number * batch + index) for index in range(batch)]
         started_at = time.perf_counter()
-        streams = [
-            client.submit(messages_request(number * batch + index, tokens))
-            for index in range(batch)
-        ]
+        streams = [client.submit(request) for request in requests]
         await asyncio.gather(*(stream.finished() for stream in streams))
-        return batch * tokens / (time.perf_counter() - started_at)
+        return batch * bodies.tokens / (time.perf_counter() - started_at)
 
     try:
         return [host.run(one_round(number)) for number in range(rounds)]
     finally:
         host.close()
-
-
-def messages_request(key: int, tokens: int) -> Any:
-    from trunkline.engine.native_request import RequestContext, parse_generate
-    from trunkline.engine.validation import Limits
-
-    body = {
-        "input_ids": [(key * 31 + index) % 40_000 for index in range(PROMPT_TOKENS)],
-        "sampling_params": {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0.7},
-    }
-    context = RequestContext(
-        tokenizer=TOKENIZER[0],
-        limits=Limits(vocab_size=VOCAB_SIZE, context_length=2048),
-        defaults={},
-    )
-    return parse_generate(body, context).requests[0]
-
-
-TOKENIZER: list[Any] = []
 
 
 def main() -> None:
@@ -205,17 +207,15 @@ def main() -> None:
             cost = loop_cost(depth, arguments.rows, arguments.steps)
             print(json.dumps({"depth": depth} | {name: round(us, 1) for name, us in cost.items()}))
         return
-    from trunkline.engine.weights import open_checkpoint
-
     config = launch.engine_config({"max_total_tokens": 16_384, "max_prefill_tokens": 1024})
     checkpoint = open_checkpoint(config.model)
-    TOKENIZER.append(checkpoint.tokenizer)
+    bodies = Bodies(checkpoint, arguments.tokens)
     direct = launch.build(config, checkpoint)
     thread = overlapped(direct)
     for batch in arguments.batch:
         for _ in range(2):
             for name, engine in (("direct", direct), ("thread", thread)):
-                rates = throughput(engine, batch, arguments.tokens, arguments.rounds)
+                rates = throughput(engine, bodies, batch, arguments.rounds)
                 median = round(statistics.median(rates), 1)
                 print(json.dumps({"batch": batch, "runner": name, "tokens_per_s": median}))
 

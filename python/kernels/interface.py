@@ -315,7 +315,8 @@ class StepProgram(Protocol):
 
     `forward` and `sample` are called in turns from one thread, and may return before the device is
     done. Calls take effect in their order: a `forward` sees the tokens that the `sample` before it
-    draws. Until a step's result is waited for, its plan's arena and its masks stay as they are.
+    draws. A plan's arena and masks stay as they are until the step's result is waited for, or a
+    call has failed; after that nothing reads them.
     Where a step fails after others were launched behind it, their results fail as well, unless all
     that its plan says of slots and pages was done.
     """

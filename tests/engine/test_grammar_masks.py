@@ -106,7 +106,11 @@ class ScriptedRunner:
 
 
 def step(
-    number: int, opened: Sequence[tuple[int, int]], slots: int, outputs: Sequence[int] = ()
+    number: int,
+    opened: Sequence[tuple[int, int]],
+    slots: int,
+    outputs: Sequence[int] = (),
+    closed: Sequence[int] = (),
 ) -> Plan:
     """A step of one token for each of `slots` slots; `opened`: slots with their requests."""
     sections = opened_sections(
@@ -119,6 +123,7 @@ def step(
         number,
         {
             **sections,
+            "closed_slots": closed,
             "row_slot": rows,
             "row_query_len": np.ones(slots),
             "row_computed_len": np.full(slots, number),
@@ -180,6 +185,41 @@ def test_outputs_that_a_slot_comes_with_are_taken_first():
     engine = constrained(runner, {1: Constraint(Words((1, 2, 3)), (7, 6))}, jump=False)
     execute(engine, step(0, [(0, 1)], 1, outputs=[5, 7, 6, 1, 2]))
     assert runner.masks[0][0, 0] == 1 << 3
+
+
+@pytest.mark.parametrize(("outputs", "matchers"), [([1, 2], 1), ([1], 2), ([1, 3], 2)])
+def test_a_sequence_that_starts_anew_keeps_its_matcher(
+    outputs: list[int], matchers: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Where it has the outputs that its matcher has taken, and no others."""
+    made: list[WordMatcher] = []
+    make = WordBackend.matcher
+    monkeypatch.setattr(
+        WordBackend,
+        "matcher",
+        lambda backend, words: made.append(one := make(backend, words)) or one,
+    )
+    runner = ScriptedRunner([1], [2], [3])
+    engine = constrained(runner, {1: Constraint(Words((1, 2, 3, 4)))}, jump=False)
+    execute(engine, step(0, [(0, 1)], 1))
+    execute(engine, step(1, [], 1))
+    execute(engine, step(0, [(0, 1)], 1, outputs=outputs, closed=[0]))
+    assert len(made) == matchers
+
+
+def test_a_sample_drawn_for_another_continuation_is_void():
+    """The step was launched before it was known that two tokens follow."""
+    grammars = {1: Constraint(Words((1, 2, 3, 4, 5)))}
+    runner = ScriptedRunner([7], [4])
+    engine = constrained(runner, grammars, jump=False)
+    engine.forward(step(0, [(0, 1)], 1, outputs=[1, 2]))
+    engine.forward(late := step(0, [], 1, outputs=[1]))
+    assert engine.awaits_earlier(late)
+    result = decode_result(engine.sample(late).wait())
+    assert result["row_errors"].size == 0, "what it has drawn is no matter"
+    assert runner.masks[0][0, 0] == -1
+    execute(engine, step(2, [], 1))
+    assert runner.masks[1][0, 0] == 1 << 3
 
 
 def test_before_it_begins_anything_but_the_end_is_allowed():

@@ -48,6 +48,11 @@ def unit(values: Words) -> np.ndarray:
     return (values >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
 
 
+def check_is_there(plan: Plan) -> None:
+    """No other plan has been written over this one."""
+    assert int(plan.arena[16:24].view(np.int64)[0]) == plan.step
+
+
 @dataclass(frozen=True)
 class Faults:
     """How often something goes wrong; rows by (seed, position), steps at random."""
@@ -142,6 +147,8 @@ class Device:
         assert step is not None
         assert step.plan is plan
         if self.happens(self.faults.sample):
+            while self.queue:  # nothing reads the plan any more when the step has failed
+                self.run_one()
             raise Accident("out of memory")
         self.launch(lambda: self.draw(step, masks))
         return step
@@ -161,6 +168,7 @@ class Device:
             step.error = error
 
     def compute_plan(self, plan: Plan) -> None:
+        check_is_there(plan)
         for slot in plan.closed_slots.tolist():
             self.slots.pop(slot, None)
         for index, slot in enumerate(plan.opened_slots.tolist()):
@@ -214,6 +222,7 @@ class Device:
                 step.error = Accident("the step is lost")
 
     def draw_plan(self, plan: Plan, masks: Any) -> np.ndarray:
+        check_is_there(plan)
         ids = np.zeros(plan.sample_slot.size, np.int32)
         errors = np.zeros(plan.row_slot.size, np.int32)
         ends = np.cumsum(plan.row_query_len)

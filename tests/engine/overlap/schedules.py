@@ -107,6 +107,7 @@ def _random_config(source: random.Random) -> CoreConfig:
         new_token_ratio_init=source.choice([0.0, 0.0, 0.2, 0.7]),
         new_token_ratio_min=0.0,
         new_token_ratio_decay_steps=source.randint(1, 6),
+        waiting_timeout_s=0.01 if source.random() < 0.05 else None,
         arena_bytes=1 << 16,
         tokenizer_json=tokenizer_json(vocab_size),
     )

@@ -6,33 +6,37 @@ from collections.abc import Set
 from dataclasses import replace
 
 import pytest
-from tests.engine.overlap.running import Run, Wrap, assert_alike, outcome, run
+from tests.engine.overlap.running import Run, Wrap, assert_alike, is_late, outcome, run
 from tests.engine.overlap.schedules import Schedule, random_schedule
 
 from trunkline.engine.runner_thread import RunnerThread
 
 
 def assert_same(schedule: Schedule, one: Run, other: Run, changed: Set[int] = frozenset()) -> None:
-    """Equal, but for requests that were aborted, and those in `changed`: they begin alike."""
+    """All are equal, but for those that were disturbed: they begin alike.
+
+    These are aborted, waited too long (the clock decides), or are in `changed`.
+    """
     for key, stream in one.streams.items():
-        if key - 1 in schedule.disturbed | changed:
-            assert_alike(stream, other.streams[key])
+        twin = other.streams[key]
+        if key - 1 in schedule.disturbed | changed or is_late(stream) or is_late(twin):
+            assert_alike(stream, twin)
         else:
-            assert outcome(stream) == outcome(other.streams[key]), f"request {key}"
+            assert outcome(stream) == outcome(twin), f"request {key}"
 
 
 def check(seed: int, depth: int = 1, wrap: Wrap = lambda device: device) -> int:
     """A schedule with and without overlap; how many steps were in flight at most."""
     schedule = random_schedule(seed)
     plain = run(schedule, 0)
-    assert plain.most_in_flight == 1
+    assert plain.most_in_flight <= 1
     ahead = run(schedule, depth, wrap=wrap)
     assert_same(schedule, plain, ahead)
     return ahead.most_in_flight
 
 
 def check_accidents(seed: int, wrap: Wrap = lambda device: device) -> int:
-    """A schedule whose steps fail now and then; how many engines have died of it."""
+    """A schedule whose steps fail now and then; how many sequences were in such steps."""
     schedule = random_schedule(seed, accidents=True)
     calm = replace(schedule.faults, forward=0.0, sample=0.0, wait=0.0)
     plain = run(replace(schedule, faults=calm), 0)
@@ -43,7 +47,7 @@ def check_accidents(seed: int, wrap: Wrap = lambda device: device) -> int:
         if request.n > 1 or signed(request.sampling.seed) in ahead.victims
     }
     assert_same(schedule, plain, ahead, hit)
-    return ahead.num_deaths
+    return len(ahead.victims)
 
 
 def signed(seed: int) -> int:
