@@ -66,8 +66,10 @@ class Core:
             CoreError: the message is malformed; nothing was queued and no event follows.
         """
 
-    def ready(self, request: int, error: str | None = None) -> None:
-        """Release a request that had to be prepared; with `error`, refuse it (400).
+    def ready(self, request: int, error: str | None = None, *, is_fault: bool = False) -> None:
+        """Release a request that had to be prepared; with `error`, refuse it.
+
+        It is the request's own fault (400), or with `is_fault` one of the engine (503).
 
         The request's first event, `Accepted` or `Refused`, comes with this call. Unknown ids are
         ignored: the request may have been aborted meanwhile.
@@ -122,6 +124,9 @@ class Core:
 
     def take_events(self) -> list[tuple[int, bytes]]:
         """Events since the last call: `(client, msgpack array)`, one entry per client."""
+
+    def take_entered(self) -> list[tuple[int, int]]:
+        """Requests whose first row is in a plan made since the last call: client and key each."""
 
     def has_work(self) -> bool:
         """Whether a request waits or runs or a step is in flight."""

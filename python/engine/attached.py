@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 
 from trunkline.engine.channel import Changed, Deliver, SocketLink
+from trunkline.engine.entries import read_entries
 from trunkline.engine.messages import EngineStatus
-from trunkline.engine.process import HEARTBEAT, Heartbeat, socket_path
+from trunkline.engine.process import HEARTBEAT, Heartbeat, entries_path, socket_path
 
 
 class AttachedEngine:
@@ -50,6 +51,10 @@ class AttachedEngine:
     def status(self) -> EngineStatus:
         """See `Channel`."""
         return msgspec.structs.replace(self._status, heartbeat_age_s=self._heartbeat.age_s())
+
+    def entered(self) -> frozenset[int] | None:
+        """See `Channel`."""
+        return read_entries(entries_path(self._directory), self._client)
 
     async def close(self) -> None:
         """See `Channel`; the engine goes on."""

@@ -45,6 +45,9 @@ class Channel(Protocol):
     def status(self) -> EngineStatus:
         """Where the engine stands now; never waits."""
 
+    def entered(self) -> frozenset[int] | None:
+        """Keys of this client's requests that an engine has begun to run; None: not known."""
+
     async def close(self) -> None:
         """Let go of the engine (and stop it, if this end owns it). Idempotent."""
 
@@ -188,6 +191,10 @@ class LocalChannel:
     def status(self) -> EngineStatus:
         """See `Channel`."""
         return self._hub.status()
+
+    def entered(self) -> frozenset[int] | None:
+        """See `Channel`; of no use where an engine is never started again."""
+        return None
 
     async def close(self) -> None:
         """See `Channel`; the engine goes on."""

@@ -314,7 +314,8 @@ class Client:
         for future in self._controls.values():
             if not future.done():
                 future.set_exception(error)
-        guilty = self._recovery.engine_died(one for one in lost if not one.end_aborted(now))
+        unfinished = [one for one in lost if not one.end_aborted(now)]
+        guilty = self._recovery.engine_died(unfinished, self._channel.entered())
         if guilty is not None:
             words = f"the engine died each time that it ran this request: {error}"
             guilty.fail(DeadlyRequest(words))
@@ -340,7 +341,7 @@ def _submit(stream: Stream) -> messages.Submit:
         sampling=request.sampling,
         n=request.n,
         # After a death every token is told at once, so that one that is gained is seen.
-        stream_interval=1 if stream.deaths else request.stream_interval,
+        stream_interval=1 if stream.deaths or stream.idle_deaths else request.stream_interval,
         priority=request.priority,
         namespace=request.namespace,
         request_class=request.request_class,

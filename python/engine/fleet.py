@@ -24,7 +24,7 @@ from trunkline._core import Router, RouterError
 from trunkline.engine.channel import Channel
 from trunkline.engine.client import Client, EngineDied, Request, Stream
 from trunkline.engine.messages import EngineFacts, EngineStatus
-from trunkline.engine.recovery import MAX_DEATHS
+from trunkline.engine.recovery import is_suspect
 from trunkline.engine.stream import Outcome
 
 logger = logging.getLogger(__name__)
@@ -294,7 +294,7 @@ class _Place:
 
 def _may_move(stream: Stream) -> bool:
     pinned = stream.request.dp_rank is not None
-    return not pinned and stream.moves == 0 and stream.deaths < MAX_DEATHS
+    return not pinned and stream.moves == 0 and not is_suspect(stream)
 
 
 def _together(facts: Sequence[EngineFacts]) -> EngineFacts | None:

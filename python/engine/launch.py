@@ -25,7 +25,7 @@ from trunkline.engine.computation import computation
 from trunkline.engine.config import EngineConfig, flat_settings
 from trunkline.engine.core_config import CoreConfig
 from trunkline.engine.grammar.setup import Grammars, NoGrammars, start_grammars
-from trunkline.engine.loop import EngineLoop, LoopOptions
+from trunkline.engine.loop import EngineLoop, Entered, LoopOptions
 from trunkline.engine.messages import EngineFacts, SamplingParams, Submit
 from trunkline.engine.quantization import weight_bytes
 from trunkline.engine.resources import SettingError
@@ -59,8 +59,10 @@ class LaunchedEngine:
     log_interval_steps: int
     logger: logging.Logger
 
-    def loop(self, port: Port, beat: Callable[[], None]) -> EngineLoop:
-        """Join it to a port; `beat` is called each time the loop goes round."""
+    def loop(
+        self, port: Port, beat: Callable[[], None], entered: Entered | None = None
+    ) -> EngineLoop:
+        """Join it to a port; `beat` and `entered` are as in `LoopOptions`."""
         facts = msgspec.to_builtins(self.facts)
         depth = self.core_config.overlap_depth
         preparer, runner = self.grammars.join(self.core, self.runner, port.wake, depth)
@@ -70,6 +72,7 @@ class LaunchedEngine:
             log_interval_steps=self.log_interval_steps,
             max_total_tokens=self.facts.max_total_tokens,
             beat=beat,
+            entered=entered,
             preparer=preparer,
             logger=self.logger,
             verbs={"server_info": lambda _: {**facts, "stats": dict(self.core.stats())}},

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 Bytes = npt.NDArray[np.uint8]
 Verb = Callable[[Mapping[str, object]], dict[str, object]]
+Entered = Callable[[list[tuple[int, int]]], None]
 
 IDLE_BEAT_S: Final = 1.0  # an idle loop shows that it is alive this often
 SETTLED_VERBS: Final = frozenset({"flush_cache"})  # refused by the core while steps are in flight
@@ -45,6 +46,7 @@ class Scheduler(Protocol):
     def submit(self, client: int, message: bytes, now: float) -> int | None: ...
     def abort(self, client: int | None, key: int | None, rid: str | None) -> int: ...
     def plan(self, now: float, arena: Buffer) -> int | None: ...
+    def take_entered(self) -> list[tuple[int, int]]: ...
     def commit(self, now: float, result: Buffer) -> None: ...
     def take_events(self) -> list[tuple[int, bytes]]: ...
     def has_work(self) -> bool: ...
@@ -116,8 +118,9 @@ class Failed:
 class LoopOptions:
     """How a loop runs.
 
-    `beat` is called each time it goes round; `verbs` add control messages; `preparer` sees to the
-    requests that the core holds back.
+    `beat` is called each time it goes round, `entered` with the requests (client and key each) that
+    the next step is the first to compute, before it is launched; `verbs` add control messages;
+    `preparer` sees to the requests that the core holds back.
     """
 
     arena_bytes: int
@@ -125,6 +128,7 @@ class LoopOptions:
     log_interval_steps: int = 40
     max_total_tokens: int
     beat: Callable[[], None]
+    entered: Entered | None = None
     preparer: Preparer = field(default_factory=_NothingHeldBack)
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger(__name__))
     verbs: Mapping[str, Verb] = field(default_factory=dict)
@@ -138,6 +142,7 @@ class EngineLoop:
         self._runner = runner
         self._port = port
         self._beat = options.beat
+        self._entered = options.entered
         preparer = self._preparer = options.preparer
         self._depth = options.overlap_depth
         # A plan is read until its step is committed: one arena for each step in flight.
@@ -212,6 +217,8 @@ class EngineLoop:
         arena = self._arenas[0]
         step = self._core.plan(time.time(), arena.data)
         self._send_events()  # acceptances and refusals do not wait for the step
+        if (entered := self._core.take_entered()) and self._entered is not None:
+            self._entered(entered)
         if step is None:
             return None
         self._arenas.rotate(-1)

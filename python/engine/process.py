@@ -3,8 +3,9 @@
 Parent and child share three things. The *lifeline* is the child's standard input: its first line is
 the boot record, and when it closes (also because the parent was killed) the child exits. The
 *status pipe* carries the child's `ready` or `failed`; its end is the child's death. The *directory*
-holds the socket of the channel and the heartbeat, a mapped file that the parent reads without
-asking. The child starts anew, with the next boot epoch, whenever it dies after having been ready.
+holds the socket of the channel and two files that the parent reads without asking: the heartbeat,
+and the requests that were run (`entries.py`). The child starts anew, with the next boot epoch,
+whenever it dies after having been ready.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from trunkline.engine import log_lines
 from trunkline.engine.channel import Changed, Deliver, Port, SocketLink, SocketPort
 from trunkline.engine.checkpoint import CheckpointError
 from trunkline.engine.config import EngineConfig
-from trunkline.engine.loop import EngineLoop
+from trunkline.engine.entries import EntryWriter, read_entries
+from trunkline.engine.loop import EngineLoop, Entered
 from trunkline.engine.messages import EngineFacts, EngineStatus
 from trunkline.engine.runtime_directory import RuntimeDirectory
 from trunkline.engine.shares import Share
@@ -43,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT: Final = "heartbeat"  # the name of its file
 CPU_THREADS: Final = "TRUNKLINE_CPU_THREADS"  # `kernels/cpu/backend.py` reads it
+CLIENT: Final = 1  # the supervisor's number at the engine's socket; others have higher ones
 STOP_GRACE_S: Final = 3.0  # a child whose lifeline has closed may finish its step for so long
 MAX_PARENT_CHARS: Final = 64  # of the 107 that a socket's path may have
 BACKOFF_S: Final = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -72,8 +75,10 @@ class Launched(Protocol):
     def facts(self) -> EngineFacts:
         """What is told to the parent."""
 
-    def loop(self, port: Port, beat: Callable[[], None]) -> EngineLoop:
-        """Join it to a port; `beat` is called each time the loop goes round."""
+    def loop(
+        self, port: Port, beat: Callable[[], None], entered: Entered | None = None
+    ) -> EngineLoop:
+        """Join it to a port; `beat` and `entered` are as in `LoopOptions`."""
 
 
 class Heartbeat:
@@ -144,7 +149,7 @@ class EngineProcess:
         self._changed = changed
         self._directory = RuntimeDirectory(socket_parent())
         self._heartbeat = Heartbeat(self._directory.path / HEARTBEAT)
-        self._link = SocketLink(socket_path(self._directory.path), 1, deliver)
+        self._link = SocketLink(socket_path(self._directory.path), CLIENT, deliver)
         self._task = asyncio.create_task(self._supervise())
 
     def send(self, kind: bytes, epoch: int, payload: bytes) -> None:
@@ -156,6 +161,12 @@ class EngineProcess:
         """See `Channel`."""
         age = self._heartbeat.age_s() if self._heartbeat else None
         return msgspec.structs.replace(self._status, heartbeat_age_s=age)
+
+    def entered(self) -> frozenset[int] | None:
+        """See `Channel`."""
+        return (
+            read_entries(entries_path(self._directory.path), CLIENT) if self._directory else None
+        )
 
     @property
     def pid(self) -> int | None:
@@ -358,6 +369,11 @@ def socket_path(directory: Path) -> str:
     return str(directory / "engine")
 
 
+def entries_path(directory: Path) -> Path:
+    """Where it is written down which requests were run."""
+    return directory / "entries"
+
+
 class _Lifeline:
     """Ends this process when standard input closes: its supervisor is gone or wants it gone."""
 
@@ -409,12 +425,14 @@ def run_child(build: Callable[[EngineConfig, Share], Launched]) -> None:
         _report(status_pipe, Report(error=f"The engine could not start: {cause}"))
         sys.exit(1)
     port = SocketPort(socket_path(Path(boot.directory)), boot.epoch)
-    loop = engine.loop(port, heartbeat.beat)
+    entries = EntryWriter(entries_path(Path(boot.directory)))
+    loop = engine.loop(port, heartbeat.beat, entries.add)
     lifeline.guard(loop)
     heartbeat.beat()
     _report(status_pipe, Report(facts=engine.facts))
     loop.run()
     port.close()
+    entries.close()
     shutil.rmtree(boot.directory, ignore_errors=True)
 
 

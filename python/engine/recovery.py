@@ -4,16 +4,30 @@ A death of the engine counts against a request that gained no token since it was
 request with `MAX_DEATHS` of them in a row is a suspect: it is tried alone, until it has gained a
 token, while everything else is held back. It is given up only if the engine dies while it is alone.
 So a request that kills engines cannot take others with it, and none is failed for another's fault.
+
+What the engine had not begun to run has hardly killed it, and a long queue is not tried one by one:
+such deaths are counted apart, and `MAX_IDLE_DEATHS` of them make a suspect. They are not counted
+apart where nothing had been begun: then one of those that waited may well have done it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Final
 
 from trunkline.engine.stream import Stream
 
 MAX_DEATHS: Final = 2
+MAX_IDLE_DEATHS: Final = 8
+
+
+def is_suspect(stream: Stream) -> bool:
+    """Whether a request is to be tried alone."""
+    return stream.deaths >= MAX_DEATHS or stream.idle_deaths >= MAX_IDLE_DEATHS
+
+
+def _absolve(stream: Stream) -> None:
+    stream.deaths = stream.idle_deaths = 0
 
 
 class Recovery:
@@ -33,12 +47,30 @@ class Recovery:
         """The request that runs alone: nothing else may be submitted."""
         return self._alone
 
-    def engine_died(self, in_flight: Iterable[Stream]) -> Stream | None:
-        """Take all that was in flight, in the order of arrival; the request to give up, if any."""
+    def engine_died(
+        self, in_flight: Iterable[Stream], entered: Set[int] | None = None
+    ) -> Stream | None:
+        """Take what was in flight.
+
+        Args:
+            in_flight: requests in the order of their arrival.
+            entered: keys of those that the engine had begun to run; None: it may have been any.
+
+        Returns:
+            The request to give up, if any.
+        """
         guilty = None
         survivors = []
+        in_flight = list(in_flight)
+        if not any(stream.key in (entered or ()) for stream in in_flight):
+            entered = None
         for stream in in_flight:
-            stream.deaths = 0 if stream.has_gained else stream.deaths + 1
+            if stream.has_gained:
+                _absolve(stream)
+            elif entered is None or stream.key in entered:
+                stream.deaths += 1
+            else:
+                stream.idle_deaths += 1
             if stream is self._alone and not stream.has_gained:
                 guilty = stream
             else:
@@ -63,7 +95,7 @@ class Recovery:
         if self._alone is not None:
             return []
         for stream in self._held:
-            if stream.deaths >= MAX_DEATHS:
+            if is_suspect(stream):
                 self._alone = stream
                 self._held.remove(stream)
                 return [stream]
@@ -78,6 +110,6 @@ class Recovery:
         """The suspect has left the engine; unless it has finished, it waits with the others now."""
         assert stream is self._alone, "only the suspect is tested"
         self._alone = None
-        stream.deaths = 0
+        _absolve(stream)
         if not finished:
             self._held.insert(0, stream)

@@ -219,7 +219,10 @@ class Stream:
         self.dispatched_ts = 0.0
         self.key = key
         self.epoch = epoch
-        self.deaths = 0  # engines that died without a token for this request, in a row
+        # Engines that died without a token for this request, in a row: that had begun to run it, or
+        # may have; and that had not.
+        self.deaths = 0
+        self.idle_deaths = 0
         self.is_resubmission = False
         self._submitted_tokens = 0
         self._to_end: set[int] = set()  # samples that were aborted, by index

@@ -16,7 +16,7 @@ from tests.engine.fakes import FACTS, FakeCore, FakeRunner
 
 from trunkline.engine.channel import Port
 from trunkline.engine.config import EngineConfig
-from trunkline.engine.loop import EngineLoop, LoopOptions
+from trunkline.engine.loop import EngineLoop, Entered, LoopOptions
 from trunkline.engine.process import run_child
 from trunkline.engine.shares import Share
 from trunkline.plan import Plan
@@ -34,8 +34,12 @@ class FakeLaunched:
         if self.model == "broken":
             raise KeyError("lm_head")
 
-    def loop(self, port: Port, beat: Callable[[], None]) -> EngineLoop:
-        options = LoopOptions(arena_bytes=1 << 16, max_total_tokens=1024, beat=beat)
+    def loop(
+        self, port: Port, beat: Callable[[], None], entered: Entered | None = None
+    ) -> EngineLoop:
+        options = LoopOptions(
+            arena_bytes=1 << 16, max_total_tokens=1024, beat=beat, entered=entered
+        )
         return EngineLoop(FakeCore(), FakeRunner(self.hook), port, options)
 
     def hook(self, plan: Plan) -> None:

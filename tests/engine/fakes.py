@@ -91,6 +91,7 @@ class FakeCore:
         self.log: list[str] = []
         self.steps = 0
         self.deadline: float | None = None
+        self.entered: dict[tuple[int, int], bool] = {}  # False: not told yet
 
     def submit(self, client: int, message: bytes, now: float) -> int | None:
         request = msgspec.msgpack.decode(message, type=messages.Submit)
@@ -147,7 +148,13 @@ class FakeCore:
             },
         )
         self.in_flight.append(rows)
+        self.entered |= {name: False for name in rows if name not in self.entered}
         return self.steps
+
+    def take_entered(self) -> list[tuple[int, int]]:
+        taken = [name for name, told in self.entered.items() if not told]
+        self.entered |= dict.fromkeys(taken, True)
+        return taken
 
     def commit(self, now: float, result: memoryview) -> None:
         block = read_result(np.frombuffer(result, dtype=np.uint8))

@@ -37,6 +37,7 @@ class SteppedEngine:
 
     def __init__(self) -> None:
         self.refused: set[str] = set()
+        self.known_entered: frozenset[int] | None = None
         self.requests: dict[int, messages.Submit] = {}
         self.outputs: dict[tuple[int, int], int] = {}  # of the samples that have not ended
         self._aborted: set[tuple[int, int]] = set()  # of them, to end at the next step
@@ -50,6 +51,9 @@ class SteppedEngine:
 
     def status(self) -> EngineStatus:
         return self._status
+
+    def entered(self) -> frozenset[int] | None:
+        return self.known_entered
 
     def send(self, kind: bytes, epoch: int, payload: bytes) -> None:
         if epoch != self._status.epoch or self._status.state != "ready":

@@ -14,7 +14,7 @@ from tests.engine.fakes import FakeCore, FakeRunner
 
 from trunkline.engine import messages
 from trunkline.engine.channel import Message
-from trunkline.engine.loop import EngineLoop, LoopOptions, Preparer
+from trunkline.engine.loop import EngineLoop, Entered, LoopOptions, Preparer
 from trunkline.engine.messages import SamplingParams, Submit
 from trunkline.engine.step_log import StepLog
 from trunkline.kernels import Finished
@@ -60,6 +60,7 @@ def run(
     core: FakeCore | None = None,
     runner: FakeRunner | None = None,
     preparer: Preparer | None = None,
+    entered: Entered | None = None,
 ) -> FakeCore:
     core = core or FakeCore()
     options = LoopOptions(
@@ -68,6 +69,7 @@ def run(
         log_interval_steps=2,
         max_total_tokens=160,
         beat=lambda: None,
+        entered=entered,
     )
     if preparer is not None:
         options = replace(options, preparer=preparer)
@@ -142,6 +144,18 @@ def test_a_runner_that_keeps_failing_ends_the_loop() -> None:
     port = ScriptedPort(*([submit(key, [10])] for key in range(9)))
     with pytest.raises(RuntimeError, match="device lost"):
         run(port, runner=FakeRunner(fail))
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_what_a_step_is_the_first_to_compute_is_told_before_it_is_launched(depth: int) -> None:
+    told: list[tuple[int, int]] = []
+    known_at_launch: list[int] = []
+    core = FakeCore(depth)
+    port = ScriptedPort([submit(1, [10])], [submit(2, [20]), submit(3, [30])])
+    runner = FakeRunner(lambda _: known_at_launch.append(len(told)))
+    run(port, core, runner, entered=told.extend)
+    assert told == [(1, 1), (1, 2), (1, 3)]
+    assert known_at_launch[:2] == [1, 3]
 
 
 class Launcher(FakeRunner):

@@ -101,7 +101,9 @@ def test_requests_outlive_their_engine() -> None:
                 await asyncio.sleep(0.005)
             pid = process.pid
             assert pid is not None
+            keys = {stream.key for stream in streams}
             os.kill(pid, signal.SIGKILL)
+            assert keys <= (process.entered() or set()), "it tells after its death what it ran"
             asked = asyncio.create_task(client.control("stats"))
             with pytest.raises(EngineDied):
                 await asked

@@ -99,6 +99,9 @@ class FakeEngine:
     def status(self) -> EngineStatus:
         return self._status
 
+    def entered(self) -> frozenset[int] | None:
+        return None
+
     def set_status(self, state: str, error: str | None = None) -> None:
         self._status = msgspec.structs.replace(self._status, state=state, error=error)
         self._changed()

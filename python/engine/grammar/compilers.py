@@ -42,12 +42,16 @@ _DOES_NOT_START: Final = "the grammar compiler does not start any more."
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What became of a job: a grammar, or the reason why there is none."""
+    """What became of a job: a grammar, or the reason why there is none.
+
+    `is_fault`: the reason lies with the compiler, not with the grammar.
+    """
 
     key: int
     seconds: float
     compiled: Compiled | None = None
     error: str | None = None
+    is_fault: bool = False
 
 
 class Compiler(Protocol):
@@ -83,8 +87,14 @@ class _Inbox:
                 finished = Finished(outcome.key, outcome.seconds, compiled)
             except Exception as error:  # one request fails, and the reason is told
                 logger.exception("A compiled grammar cannot be loaded")
-                finished = Finished(outcome.key, outcome.seconds, error=f"internal error: {error}")
+                words = f"internal error: {error}"
+                finished = Finished(outcome.key, outcome.seconds, error=words, is_fault=True)
         self._ready.append(finished)
+        self.wake()
+
+    def put_fault(self, key: int, error: str) -> None:
+        """The compiler has failed at a job."""
+        self._ready.append(Finished(key, 0.0, error=error, is_fault=True))
         self.wake()
 
     def take(self) -> list[Finished]:
@@ -151,7 +161,7 @@ class CompilerProcess:
                 self._jobs[key] = data
                 self._outgoing.put((self._child, data))
                 return
-        self._inbox.put(Outcome(key, error=_DOES_NOT_START))
+        self._inbox.put_fault(key, _DOES_NOT_START)
 
     def cancel(self, key: int) -> None:
         with self._lock:
@@ -221,7 +231,7 @@ class CompilerProcess:
             for data in self._jobs.values():
                 self._outgoing.put((self._child, data))
         for key in lost:
-            self._inbox.put(Outcome(key, error="the compiler died twice while it was compiled."))
+            self._inbox.put_fault(key, "the compiler died twice while it was compiled.")
 
     def _give_up(self) -> None:
         with self._lock:
@@ -229,7 +239,7 @@ class CompilerProcess:
             lost, self._jobs = list(self._jobs), {}
         self._ready.set()
         for key in lost:
-            self._inbox.put(Outcome(key, error=_DOES_NOT_START))
+            self._inbox.put_fault(key, _DOES_NOT_START)
 
     def _serve(self) -> bool:
         """Take outcomes until the child's end; whether it was ready before."""

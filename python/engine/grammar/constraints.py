@@ -26,7 +26,7 @@ Key = tuple[str, str]  # kind and text
 class HoldingCore(Protocol):
     """What is needed of the core."""
 
-    def ready(self, request: int, error: str | None = None) -> None: ...
+    def ready(self, request: int, error: str | None = None, *, is_fault: bool = False) -> None: ...
     def is_live(self, request: int) -> bool: ...
 
 
@@ -156,7 +156,7 @@ class Constraints:
             self._failures += 1
             message = f"Failed to compile {job.spec.kind} grammar: {finished.error}"
             for request, _ in job.requests:
-                self._core.ready(request, message)
+                self._core.ready(request, message, is_fault=finished.is_fault)
             return
         self._cache.put((job.spec.kind, job.spec.text), finished.compiled)
         for request, starts_after in job.requests:

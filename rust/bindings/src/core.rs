@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
-use scheduler::{Config, Scheduler, Target};
+use scheduler::{Config, Scheduler, Target, Unready};
 
 use crate::buffers;
 use crate::error::Error;
@@ -38,9 +38,10 @@ impl Core {
         Ok(py.detach(|| self.lock().submit(client, message, now))?)
     }
 
-    #[pyo3(signature = (request, error=None))]
-    fn ready(&self, py: Python<'_>, request: u64, error: Option<&str>) {
-        py.detach(|| self.lock().ready(request, error));
+    #[pyo3(signature = (request, error=None, *, is_fault=false))]
+    fn ready(&self, py: Python<'_>, request: u64, error: Option<&str>, is_fault: bool) {
+        let kind = if is_fault { Unready::Unavailable } else { Unready::Invalid };
+        py.detach(|| self.lock().ready(request, error.map(kind)));
     }
 
     fn is_live(&self, py: Python<'_>, request: u64) -> bool {
@@ -75,6 +76,10 @@ impl Core {
     fn take_events<'py>(&self, py: Python<'py>) -> Vec<(i64, Bound<'py, PyBytes>)> {
         let events = py.detach(|| self.lock().take_events());
         events.into_iter().map(|(client, bytes)| (client, PyBytes::new(py, &bytes))).collect()
+    }
+
+    fn take_entered(&self, py: Python<'_>) -> Vec<(i64, u64)> {
+        py.detach(|| self.lock().take_entered())
     }
 
     fn has_work(&self, py: Python<'_>) -> bool {

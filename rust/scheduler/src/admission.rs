@@ -110,6 +110,10 @@ fn enter(state: &mut State, id: SequenceId, kv: Kv, cached_tokens: u32, now: f64
     }
     state.running.push(id);
     let index = sequence.request;
+    let request = state.requests.get(index);
+    if !request.started {
+        state.entered.push(request.to);
+    }
     state.requests.mark_started(index);
     if first {
         state.activate_next(index);

@@ -39,4 +39,4 @@ mod wire;
 
 pub use config::{Config, Policy};
 pub use error::{Error, IntegrityError, Result};
-pub use scheduler::{Scheduler, Target};
+pub use scheduler::{Scheduler, Target, Unready};

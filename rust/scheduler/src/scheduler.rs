@@ -29,6 +29,29 @@ pub enum Target<'a> {
     Rid(&'a str),
 }
 
+/// Why a request cannot be prepared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unready<'a> {
+    /// It asks for what cannot be (400).
+    Invalid(&'a str),
+    /// What prepares it has failed; another time it may work (503).
+    Unavailable(&'a str),
+}
+
+impl Unready<'_> {
+    fn refusal(self) -> Refusal {
+        match self {
+            Self::Invalid(message) => invalid(None, message),
+            Self::Unavailable(message) => Refusal {
+                status: 503,
+                kind: "engine_unavailable",
+                message: message.to_owned(),
+                param: None,
+            },
+        }
+    }
+}
+
 /// One engine's scheduler.
 ///
 /// It has no clock and does no I/O: times come in as unix seconds, plans and results as bytes,
@@ -141,16 +164,16 @@ impl Scheduler {
         Err(Refusal { status: 503, kind: "queue_full", message, param: None })
     }
 
-    /// Releases a request that had to be prepared, or with `error` refuses it (400). Unknown ids are
-    /// ignored: the request may have ended meanwhile.
-    pub fn ready(&mut self, request: u64, error: Option<&str>) {
+    /// Releases a request that had to be prepared, or refuses it. Unknown ids are ignored: the request
+    /// may have ended meanwhile.
+    pub fn ready(&mut self, request: u64, error: Option<Unready>) {
         let state = &mut self.state;
         let Some(index) = state.requests.by_id(request) else { return };
         if !state.requests.get(index).preparing {
             return;
         }
-        if let Some(message) = error {
-            self.refuse(index, &invalid(None, message));
+        if let Some(error) = error {
+            self.refuse(index, &error.refusal());
             return;
         }
         state.accept(index);
@@ -254,6 +277,11 @@ impl Scheduler {
     /// Events since the last call: client and msgpack array each.
     pub fn take_events(&mut self) -> Vec<(i64, Vec<u8>)> {
         self.state.events.take()
+    }
+
+    /// Requests that have entered their first plan since the last call: client and key each.
+    pub fn take_entered(&mut self) -> Vec<(i64, u64)> {
+        self.state.entered.drain(..).map(|to| (to.client, to.key)).collect()
     }
 
     /// Whether a request waits or runs or a step is in flight.

@@ -17,7 +17,7 @@ use crate::slab::Slab;
 use crate::slots::Slots;
 use crate::stats::Counters;
 use crate::step::Step;
-use crate::wire::{Events, Finish, Reason, Totals};
+use crate::wire::{Address, Events, Finish, Reason, Totals};
 
 #[derive(Debug)]
 pub(crate) struct State {
@@ -37,6 +37,8 @@ pub(crate) struct State {
     pub(crate) events: Events,
     pub(crate) counters: Counters,
     pub(crate) in_flight: VecDeque<Step>,
+    /// Requests whose first row is in a plan made since `Scheduler::take_entered`.
+    pub(crate) entered: Vec<Address>,
     /// Id of the last step planned.
     pub(crate) last_step: u64,
     /// Sequences held back by their request.
@@ -60,6 +62,7 @@ impl State {
             events: Events::default(),
             counters: Counters::default(),
             in_flight: VecDeque::new(),
+            entered: Vec::new(),
             last_step: 0,
             num_preparing: 0,
             text: String::new(),

@@ -8,7 +8,7 @@ mod support;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use scheduler::{Config, Policy, Target};
+use scheduler::{Config, Policy, Target, Unready};
 use support::engine::{CLIENT, Engine};
 use support::messages::{LogprobRequest, Matched, Submit, submit};
 use support::oracle::{self, Solo};
@@ -160,7 +160,7 @@ impl Driver {
             }
             19 => {
                 if let Some(id) = self.preparing.pop() {
-                    let error = self.rng.random_bool(0.3).then_some("bad grammar");
+                    let error = self.rng.random_bool(0.3).then_some(Unready::Invalid("bad grammar"));
                     engine.scheduler.ready(id, error);
                 }
             }

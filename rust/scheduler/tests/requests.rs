@@ -3,7 +3,7 @@
 
 mod support;
 
-use scheduler::{Config, Error, Scheduler, Target};
+use scheduler::{Config, Error, Scheduler, Target, Unready};
 use support::config;
 use support::engine::{CLIENT, Engine};
 use support::messages::{Event, LogprobRequest, Matched, Resume, Submit, decode, submit};
@@ -463,18 +463,22 @@ fn a_request_waits_for_its_preparation_and_nobody_else_does() {
     let id = engine.submit(&Submit { must_prepare: true, ..submit(1, &[1], 3) });
     let id = id.expect("it must be prepared");
     let bad = engine.submit(&Submit { must_prepare: true, ..submit(2, &[1], 3) });
+    let unlucky = engine.submit(&Submit { must_prepare: true, ..submit(4, &[1], 3) });
     engine.submit(&submit(3, &[1], 3));
     assert_eq!(engine.log.len(), 1, "its first event comes with ready");
     while engine.sample(3, 0).finished.is_none() {
         assert!(engine.turn());
     }
     assert!(engine.plan().is_none() && engine.scheduler.has_work());
-    engine.scheduler.ready(bad.expect("it must be prepared"), Some("the grammar is empty"));
+    engine.scheduler.ready(bad.expect("it must be prepared"), Some(Unready::Invalid("the grammar is empty")));
+    let fault = Some(Unready::Unavailable("the compiler has died"));
+    engine.scheduler.ready(unlucky.expect("it must be prepared"), fault);
     engine.scheduler.ready(id, None);
     engine.scheduler.ready(id, None);
     engine.scheduler.ready(12345, None);
     engine.drain();
     assert_eq!(engine.refusal(2), Some((400, "the grammar is empty")));
+    assert_eq!(engine.refusal(4), Some((503, "the compiler has died")));
     assert_eq!(engine.sample(1, 0).token_ids.len(), 3);
 }
 
@@ -550,4 +554,17 @@ fn without_a_tokenizer_there_are_ids_and_no_text() {
     stopping.sampling.stop = vec!["a".into()];
     let engine = run(bare, &stopping);
     assert!(engine.refusal(1).expect("it is refused").1.contains("tokenizer"));
+}
+
+#[test]
+fn a_request_enters_once_with_its_first_row() {
+    let mut engine = Engine::new(Config { max_running_requests: 1, ..config() });
+    engine.submit(&Submit { n: 2, ..submit(1, &[1], 2) });
+    engine.submit(&submit(2, &[2], 2));
+    assert_eq!(engine.scheduler.take_entered(), []);
+    engine.plan();
+    assert_eq!(engine.scheduler.take_entered(), [(CLIENT, 1)]);
+    assert_eq!(engine.scheduler.take_entered(), []);
+    engine.drain();
+    assert_eq!(engine.scheduler.take_entered(), [(CLIENT, 2)], "its second sample is no entry");
 }

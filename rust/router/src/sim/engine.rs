@@ -121,6 +121,7 @@ impl Engine {
         }
         let planned = scheduler.plan(now, &mut shared.arena);
         begun.events = take_events(scheduler);
+        scheduler.take_entered(); // nobody asks who ran when a worker is lost
         if let Some(step) = planned.expect("broken invariant: one step at a time") {
             let (work, num_samples) = messages::read_plan(&shared.arena);
             let seconds = shared.step_time.seconds(&work);

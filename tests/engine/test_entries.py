@@ -1,0 +1,42 @@
+"""The file that says what a dead engine was running."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trunkline.engine import entries
+from trunkline.engine.entries import EntryWriter, read_entries
+
+
+def test_each_client_finds_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "entries"
+    assert read_entries(path, 1) == frozenset()
+    writer = EntryWriter(path)
+    assert read_entries(path, 1) == frozenset()
+    writer.add([(1, 7), (2, 8)])
+    writer.add([(1, 2**63)])
+    assert read_entries(path, 1) == {7, 2**63}
+    assert read_entries(path, 2) == {8}
+    writer.close()
+
+
+def test_old_ones_are_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "entries"
+    writer = EntryWriter(path)
+    writer.add((1, key) for key in range(1, entries.CAPACITY + 4))
+    assert read_entries(path, 1) == set(range(4, entries.CAPACITY + 4))
+    writer.close()
+    again = EntryWriter(path)
+    again.add([(1, 10**9)])
+    assert 10**9 in read_entries(path, 1)
+    again.close()
+
+
+def test_a_torn_entry_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "entries"
+    writer = EntryWriter(path)
+    writer.add([(1, 5)])
+    writer.close()
+    with path.open("ab") as file:
+        file.write(b"torn")
+    assert read_entries(path, 1) == {5}
