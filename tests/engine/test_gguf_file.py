@@ -45,6 +45,18 @@ def test_agrees_with_the_reader_of_the_gguf_package(path: Path) -> None:
         assert np.array_equal(found, values.reshape(found.shape))
 
 
+def test_what_was_released_is_read_again(path: Path) -> None:
+    ours = GgufFile(path)
+    before = {name: ours.read(name) for name in ours.tensors}
+    views = {name: ours.read_rows(name) for name in ours.tensors}
+    copies = {name: rows.copy() for name, rows in views.items()}
+    for name in ours.tensors:
+        ours.release(name)
+    for name in ours.tensors:
+        assert np.array_equal(views[name], copies[name])
+        assert np.array_equal(ours.read(name), before[name])
+
+
 def test_every_kind_of_value_is_read(tmp_path: Path) -> None:
     path = tmp_path / "values.gguf"
     writer = gguf.GGUFWriter(path, "llama", use_temp_file=False)

@@ -197,14 +197,12 @@ unsafe fn add_block<K: Kernel, const R: usize, const V: usize, const N: bool, co
                 for vector in 1..V {
                     b[vector] = s.load_nibbles(from.add(vector * LANES));
                 }
-                for half in 0..2 {
-                    for row in 0..R {
-                        let at = row * x.stride + word + half * code_words;
-                        let a = s.splat_signed(*x.start.add(at));
-                        for vector in 0..V {
-                            let sum = products[row][vector];
-                            products[row][vector] = s.dot_bytes(sum, b[vector][half], a);
-                        }
+                for row in 0..R {
+                    let at = x.start.add(row * x.stride + word);
+                    let high = s.splat_for_nibbles(*at.add(code_words));
+                    let a = [s.splat_for_nibbles(*at), high];
+                    for vector in 0..V {
+                        products[row][vector] = s.dot_nibbles(products[row][vector], b[vector], a);
                     }
                 }
             } else {

@@ -5,13 +5,14 @@
 use std::arch::x86_64::{
     __m256, __m256i, _CMP_LT_OQ, _CMP_UNORD_Q, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT,
     _MM_HINT_T1, _mm_add_ps, _mm_loadu_si128, _mm_max_ps, _mm_packs_epi16, _mm_prefetch,
-    _mm_storeu_si128, _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_blendv_ps,
-    _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_castsi256_si128,
-    _mm256_cmp_ps, _mm256_cmpeq_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps,
-    _mm256_cvtps_epi32, _mm256_div_ps, _mm256_extractf128_ps, _mm256_extracti128_si256,
-    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_max_ps,
-    _mm256_min_ps, _mm256_movemask_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_packs_epi32,
-    _mm256_packus_epi32, _mm256_permute4x64_epi64, _mm256_round_ps, _mm256_set1_epi16,
+    _mm_storeu_si128, _mm256_add_epi16, _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256,
+    _mm256_blendv_ps, _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_ps,
+    _mm256_castsi256_si128, _mm256_cmp_ps, _mm256_cmpeq_epi32, _mm256_cvtepi32_ps,
+    _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_div_ps,
+    _mm256_extractf128_ps, _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_loadu_ps,
+    _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_max_ps, _mm256_min_ps,
+    _mm256_movemask_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_packs_epi32, _mm256_packus_epi32,
+    _mm256_permute4x64_epi64, _mm256_round_ps, _mm256_set1_epi8, _mm256_set1_epi16,
     _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_slli_epi16, _mm256_slli_epi32,
     _mm256_srai_epi16, _mm256_srli_epi16, _mm256_srli_epi32, _mm256_storeu_ps, _mm256_sub_ps,
 };
@@ -194,6 +195,8 @@ impl Bytes for Avx2 {
     // `maddubs` would saturate at the sum of two products of eight bits.
     type Codes = Widened;
     type Signed = [__m256i; 2];
+    type Nibbles = [[__m256i; 2]; 2];
+    type SignedForNibbles = __m256i;
 
     #[inline(always)]
     fn splat_int(self, x: i32) -> [__m256i; 2] {
@@ -219,6 +222,30 @@ impl Bytes for Avx2 {
         })
     }
     #[inline(always)]
+    fn splat_for_nibbles(self, word: u32) -> __m256i {
+        op!(_mm256_set1_epi32(word as i32))
+    }
+    #[inline(always)]
+    fn dot_nibbles(
+        self,
+        sums: [__m256i; 2],
+        nibbles: [[__m256i; 2]; 2],
+        signed: [__m256i; 2],
+    ) -> [__m256i; 2] {
+        op!({
+            let ones = _mm256_set1_epi16(1);
+            let mut result = sums;
+            for half in 0..2 {
+                // Four products below 2^11 each: sixteen bits hold their sum.
+                let low = _mm256_maddubs_epi16(nibbles[half][0], signed[0]);
+                let high = _mm256_maddubs_epi16(nibbles[half][1], signed[1]);
+                let pairs = _mm256_madd_epi16(_mm256_add_epi16(low, high), ones);
+                result[half] = _mm256_add_epi32(result[half], pairs);
+            }
+            result
+        })
+    }
+    #[inline(always)]
     fn to_float(self, x: [__m256i; 2]) -> Pair {
         op!([_mm256_cvtepi32_ps(x[0]), _mm256_cvtepi32_ps(x[1])])
     }
@@ -230,31 +257,35 @@ impl Bytes for Avx2 {
     unsafe fn load_codes(self, from: *const u32) -> Widened {
         op!({
             let low = _mm256_set1_epi16(0xff);
-            [from, from.add(8)].map(|from| {
-                let codes = _mm256_loadu_si256(from.cast());
-                [_mm256_and_si256(codes, low), _mm256_srli_epi16::<8>(codes)]
-            })
+            let both = [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(8).cast())];
+            [
+                [_mm256_and_si256(both[0], low), _mm256_srli_epi16::<8>(both[0])],
+                [_mm256_and_si256(both[1], low), _mm256_srli_epi16::<8>(both[1])],
+            ]
         })
     }
     #[inline(always)]
-    unsafe fn load_nibbles(self, from: *const u32) -> [Widened; 2] {
+    unsafe fn load_nibbles(self, from: *const u32) -> [[__m256i; 2]; 2] {
         op!({
-            let low = _mm256_set1_epi16(15);
+            let mask = _mm256_set1_epi8(15);
             let both = [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(8).cast())];
-            let first = both.map(|codes| {
-                let odd = _mm256_and_si256(_mm256_srli_epi16::<8>(codes), low);
-                [_mm256_and_si256(codes, low), odd]
-            });
-            let second = both.map(|codes| {
-                let even = _mm256_and_si256(_mm256_srli_epi16::<4>(codes), low);
-                [even, _mm256_srli_epi16::<12>(codes)]
-            });
-            [first, second]
+            let mut result = [[mask; 2]; 2];
+            for half in 0..2 {
+                let high = _mm256_srli_epi16::<4>(both[half]);
+                result[half] = [_mm256_and_si256(both[half], mask), _mm256_and_si256(high, mask)];
+            }
+            result
         })
     }
     #[inline(always)]
     unsafe fn load_halves(self, from: *const u32) -> Pair {
-        op!([from, from.add(4)].map(|from| _mm256_cvtph_ps(_mm_loadu_si128(from.cast()))))
+        op!({
+            let second = from.add(4);
+            [
+                _mm256_cvtph_ps(_mm_loadu_si128(from.cast())),
+                _mm256_cvtph_ps(_mm_loadu_si128(second.cast())),
+            ]
+        })
     }
     #[inline(always)]
     unsafe fn store_signed(self, to: *mut u32, x: Pair) {

@@ -151,6 +151,8 @@ impl Bytes for Avx512 {
     type I = __m512i;
     type Codes = __m512i;
     type Signed = __m512i;
+    type Nibbles = [__m512i; 2];
+    type SignedForNibbles = __m512i;
 
     #[inline(always)]
     fn splat_int(self, x: i32) -> __m512i {
@@ -163,6 +165,14 @@ impl Bytes for Avx512 {
     #[inline(always)]
     fn dot_bytes(self, sums: __m512i, codes: __m512i, signed: __m512i) -> __m512i {
         op!(_mm512_dpbusd_epi32(sums, codes, signed))
+    }
+    #[inline(always)]
+    fn splat_for_nibbles(self, word: u32) -> __m512i {
+        self.splat_signed(word)
+    }
+    #[inline(always)]
+    fn dot_nibbles(self, sums: __m512i, nibbles: [__m512i; 2], signed: [__m512i; 2]) -> __m512i {
+        self.dot_bytes(self.dot_bytes(sums, nibbles[0], signed[0]), nibbles[1], signed[1])
     }
     #[inline(always)]
     fn to_float(self, x: __m512i) -> __m512 {

@@ -155,6 +155,8 @@ impl Bytes for Portable {
     type I = [i32; LANES];
     type Codes = [u32; LANES];
     type Signed = u32;
+    type Nibbles = [[u32; LANES]; 2];
+    type SignedForNibbles = u32;
 
     #[inline(always)]
     fn splat_int(self, x: i32) -> [i32; LANES] {
@@ -174,6 +176,19 @@ impl Bytes for Portable {
             }
         }
         result
+    }
+    #[inline(always)]
+    fn splat_for_nibbles(self, word: u32) -> u32 {
+        word
+    }
+    #[inline(always)]
+    fn dot_nibbles(
+        self,
+        sums: [i32; LANES],
+        nibbles: [[u32; LANES]; 2],
+        signed: [u32; 2],
+    ) -> [i32; LANES] {
+        self.dot_bytes(self.dot_bytes(sums, nibbles[0], signed[0]), nibbles[1], signed[1])
     }
     #[inline(always)]
     fn to_float(self, x: [i32; LANES]) -> [f32; LANES] {
