@@ -31,7 +31,7 @@ from trunkline.engine.models.config import DecoderConfig
 from trunkline.engine.runner import Runner, RunnerOptions
 from trunkline.engine.weights import open_checkpoint
 from trunkline.kernels.cpu.backend import ISA_VARIABLE, THREADS_VARIABLE
-from trunkline.kernels.cpu.native import CpuLinearBench
+from trunkline.kernels.cpu.native import CpuAttentionBench, CpuLinearBench
 from trunkline.plan import Plan
 
 QWEN_05B = DecoderConfig(
@@ -102,6 +102,41 @@ def linears(
                 "gop_per_s": 2 * products * rows / seconds / 1e9,
                 "read_gb_per_s": bench.num_bytes / read / 1e9,
                 "share_of_read": read / seconds,
+            }
+        )
+        print_record(records[-1])
+    return records
+
+
+# Scheduled and computed tokens of each row, and how many leading tokens all share.
+ATTENTION: dict[str, tuple[list[tuple[int, int]], int]] = {
+    "1 decodes at 1,500": ([(1, 1500)], 0),
+    "16 decode at 320": ([(1, 320)] * 16, 0),
+    "16 decode at 1,500": ([(1, 1500)] * 16, 0),
+    "16 decode at 1,100, 1,024 shared": ([(1, 1100)] * 16, 1024),
+    "4 chunks of 64 on 1,024 shared": ([(64, 1024)] * 4, 1024),
+    "chunk of 256 on 0": ([(256, 0)], 0),
+    "chunk of 512 on 988": ([(512, 988)], 0),
+}
+
+
+def attention(config: DecoderConfig, settings: Settings) -> list[dict[str, Any]]:
+    """Attention alone; the bytes are those of distinct keys and values, read once."""
+    shape = (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim)
+    bench = CpuAttentionBench("bfloat16", shape, 32_000, settings.isa, settings.threads)
+    token_bytes = config.num_layers * config.num_kv_heads * config.head_dim * 4
+    pair_operations = config.num_layers * config.num_heads * config.head_dim * 4
+    records = []
+    for name, (rows, shared) in ATTENTION.items():
+        seconds = median(lambda rows=rows, shared=shared: bench.attend(rows, shared), 11)
+        tokens = sum(query + computed - shared for query, computed in rows) + shared
+        pairs = sum(query * computed + query * (query + 1) / 2 for query, computed in rows)
+        records.append(
+            {
+                "attention": name,
+                "ms": seconds * 1e3,
+                "gb_per_s": token_bytes * tokens / seconds / 1e9,
+                "gflop_per_s": pair_operations * pairs / seconds / 1e9,
             }
         )
         print_record(records[-1])
@@ -220,7 +255,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--isa")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
-    parser.add_argument("--only", choices=("linears", "steps"))
+    parser.add_argument("--only", choices=("linears", "attention", "steps"))
     parser.add_argument("--quantization", default="none", help="of whole steps: none, int8 or gguf")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -231,12 +266,14 @@ def main() -> None:
     checkpoint = open_checkpoint(ModelOptions())
     records: dict[str, Any] = {"command": sys.argv, "load_average": os.getloadavg()}
     print("load average", os.getloadavg())
-    if arguments.only != "steps":
+    if arguments.only in (None, "linears"):
         records["linears"] = linears("smollm2-135m", checkpoint.config, settings)
         records["linears"] += linears("qwen2.5-0.5b", QWEN_05B, settings)
         for blocks in BLOCKS:
             records["linears"] += linears("smollm2-135m", checkpoint.config, settings, blocks)
-    if arguments.only != "linears":
+    if arguments.only in (None, "attention"):
+        records["attention"] = attention(checkpoint.config, settings)
+    if arguments.only in (None, "steps"):
         records["steps"] = whole_steps(checkpoint, settings)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(records, indent=1))

@@ -328,6 +328,9 @@ class CpuModel:
     def add_norm(self, width: int, epsilon: float) -> int:
         """Add an RMS norm; its number."""
 
+    def add_sinks(self, num_heads: int) -> int:
+        """Add attention sinks of zeros; their number."""
+
     def add_linear(self, in_features: int, parts: list[int], bias: bool) -> int:
         """Add a fused linear with these many outputs per part; its number."""
 
@@ -339,6 +342,9 @@ class CpuModel:
 
     def load_norm(self, index: int, tensor: Buffer) -> None:
         """Load a norm's weight."""
+
+    def load_sinks(self, index: int, tensor: Buffer) -> None:
+        """Load sinks' scores."""
 
     def load_linear(self, index: int, part: int, tensor: Buffer, kind: str | None = None) -> None:
         """Pack a part's weight `[outputs, in_features]`.
@@ -364,6 +370,9 @@ class CpuModel:
 
     def norm_bytes(self, index: int) -> int:
         """Memory of a norm."""
+
+    def sinks_bytes(self, index: int) -> int:
+        """Memory of sinks."""
 
     def linear_bytes(self, index: int) -> int:
         """Memory of a linear."""
@@ -443,6 +452,35 @@ class CpuLinearBench:
 
     def streaming_read(self) -> float:
         """Seconds to read all weights once."""
+
+class CpuAttentionBench:
+    """Attention of whole steps, all layers one after another, for measurements."""
+
+    def __new__(
+        cls,
+        dtype: str,
+        shape: tuple[int, int, int, int],
+        num_tokens: int,
+        isa: str | None = None,
+        num_threads: int | None = None,
+    ) -> CpuAttentionBench:
+        """Allocate a pool of `num_tokens` positions.
+
+        Args:
+            dtype: bfloat16 or float32.
+            shape: layers, heads of queries, heads of keys and values, elements of a head.
+            num_tokens: positions, pages of 16.
+            isa: None: the fastest.
+            num_threads: None: as many as affinity mask and cgroup quota allow.
+        """
+
+    def attend(self, rows: list[tuple[int, int]], shared_tokens: int) -> float:
+        """Seconds to attend in every layer.
+
+        Args:
+            rows: scheduled and computed tokens of each.
+            shared_tokens: leading tokens of all rows that lie in the same pages.
+        """
 
 def cpu_block_kinds() -> list[str]:
     """GGUF types that the CPU kernels pack as they are stored."""

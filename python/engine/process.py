@@ -164,9 +164,7 @@ class EngineProcess:
 
     def entered(self) -> frozenset[int] | None:
         """See `Channel`."""
-        return (
-            read_entries(entries_path(self._directory.path), CLIENT) if self._directory else None
-        )
+        return read_entries(entries_path(self._directory.path), CLIENT) if self._directory else None
 
     @property
     def pid(self) -> int | None:

@@ -23,7 +23,7 @@ LAYERS = {
     "all": Layer(sinks=True, soft_cap=3.0, scale=0.3, window=70, head_dim=24, num_heads=2),
     "plain pages": Layer(sinks=True, soft_cap=3.0, page_size=8),
 }
-BACKENDS = ("torch",)
+BACKENDS = ("torch", "cpu")
 # bfloat16 is compared on log-probs whose spread is about 2.
 TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 0.15}
 

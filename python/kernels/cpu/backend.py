@@ -16,6 +16,7 @@ from trunkline.kernels.cpu.weights import (
     LinearWeight,
     NormWeight,
     Rotary,
+    SinksWeight,
     TiedLinearWeight,
 )
 from trunkline.kernels.interface import (
@@ -30,7 +31,6 @@ from trunkline.kernels.interface import (
     PendingResult,
     ProgramSizes,
     RotarySpec,
-    Weight,
 )
 from trunkline.plan import Plan
 
@@ -104,8 +104,8 @@ class CpuBackend:
     def create_tied_linear(self, embedding: EmbeddingWeight) -> TiedLinearWeight:
         return TiedLinearWeight(self._model, embedding)
 
-    def create_sinks(self, num_heads: int) -> Weight:
-        raise ValueError("the CPU kernels have no attention sinks; use the torch backend")
+    def create_sinks(self, num_heads: int) -> SinksWeight:
+        return SinksWeight(self._model, self.dtype, num_heads)
 
     def create_rotary(self, spec: RotarySpec) -> Rotary:
         return Rotary(self._model, spec)
@@ -177,8 +177,6 @@ class CpuBackend:
         raise ValueError("the CPU kernels have no experts; use the torch backend")
 
     def attend(self, qkv: Value, spec: AttentionSpec, batch: Batch) -> Value:
-        if spec.soft_cap is not None or spec.scale is not None:
-            raise ValueError("the CPU kernels have no soft cap and scale; use the torch backend")
         norms = (spec.query_norm, spec.key_norm)
         numbers = (
             spec.layer,
@@ -186,6 +184,9 @@ class CpuBackend:
             spec.num_kv_heads,
             spec.head_dim,
             spec.window,
+            _bits(spec.head_dim**-0.5 if spec.scale is None else spec.scale),
+            None if spec.soft_cap is None else _bits(spec.soft_cap),
+            spec.sinks.index if isinstance(spec.sinks, SinksWeight) else None,
             spec.rotary.index,
             *(norm.index if isinstance(norm, NormWeight) else None for norm in norms),
         )
@@ -222,6 +223,11 @@ class CpuProgram:
     def sample(self, plan: Plan, masks: IntArray | None = None) -> PendingResult:
         words = None if masks is None else np.ascontiguousarray(masks, np.int32).view(np.uint8).data
         return Finished(np.frombuffer(self._model.sample(plan.step, words), np.uint8))
+
+
+def _bits(number: float) -> int:
+    """The bits of a float32: what a recording takes for a float."""
+    return int(np.float32(number).view(np.uint32))
 
 
 def _num_threads() -> int | None:

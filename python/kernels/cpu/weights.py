@@ -67,6 +67,27 @@ class NormWeight:
         self._model.load_norm(self.index, _raw(tensor, self.shapes[part], self._dtype))
 
 
+class SinksWeight:
+    """A score per head."""
+
+    def __init__(self, model: CpuModel, dtype: torch.dtype, num_heads: int) -> None:
+        self.index = model.add_sinks(num_heads)
+        self._num_heads = num_heads
+        self._model = model
+        self._dtype = dtype
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {"sinks": (self._num_heads,)}
+
+    @property
+    def num_bytes(self) -> int:
+        return self._model.sinks_bytes(self.index)
+
+    def load(self, part: str, tensor: torch.Tensor) -> None:
+        self._model.load_sinks(self.index, _raw(tensor, self.shapes[part], self._dtype))
+
+
 class LinearWeight:
     """A fused linear, packed part by part."""
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from trunkline.kernels.triton.page_copy import copy_pages
 
 from trunkline.kernels.interface import ForwardOutputs, IntArray, ProgramSizes
 from trunkline.kernels.plan_checks import check_plan, within
 from trunkline.kernels.triton.batch import DeviceBatch, HostRows
 from trunkline.kernels.triton.decode_steps import BucketWork, Computed, DecodeSteps
+from trunkline.kernels.triton.page_copy import copy_pages
 from trunkline.kernels.triton.pool import DeviceKvPool
 from trunkline.kernels.triton.result import DeviceResult
 from trunkline.kernels.triton.sampling import Sampler

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard};
 
-use cpu::measure::LinearBench;
+use cpu::measure::{AttentionBench, AttentionShape, LinearBench};
 use cpu::{
     BlockKind, CpuError, Element, Isa, KvSpec, Record, Recording, Session, SessionSizes, Source,
     Storage, ThreadPool, Weights,
@@ -112,6 +112,10 @@ impl CpuModel {
         self.with(|weights| Ok(weights.add_norm(width, epsilon)))
     }
 
+    fn add_sinks(&self, num_heads: usize) -> Result<usize, Error> {
+        self.with(|weights| Ok(weights.add_sinks(num_heads)))
+    }
+
     #[expect(clippy::needless_pass_by_value, reason = "a list cannot be borrowed from Python")]
     fn add_linear(
         &self,
@@ -132,6 +136,10 @@ impl CpuModel {
 
     fn load_norm(&self, index: usize, tensor: &Bound<'_, PyAny>) -> Result<(), Error> {
         self.load(tensor, |weights, source| weights.norm(index)?.load(source))
+    }
+
+    fn load_sinks(&self, index: usize, tensor: &Bound<'_, PyAny>) -> Result<(), Error> {
+        self.load(tensor, |weights, source| weights.sinks(index)?.load(source))
     }
 
     #[pyo3(signature = (index, part, tensor, kind=None))]
@@ -171,6 +179,10 @@ impl CpuModel {
 
     fn norm_bytes(&self, index: usize) -> Result<usize, Error> {
         self.with(|weights| Ok(weights.norm(index)?.num_bytes()))
+    }
+
+    fn sinks_bytes(&self, index: usize) -> Result<usize, Error> {
+        self.with(|weights| Ok(weights.sinks(index)?.num_bytes()))
     }
 
     fn linear_bytes(&self, index: usize) -> Result<usize, Error> {
@@ -277,6 +289,41 @@ impl CpuLinearBench {
 #[pyfunction]
 pub(crate) fn cpu_block_kinds() -> Vec<&'static str> {
     BlockKind::names().collect()
+}
+
+/// Measurements of attention. `_core.pyi` documents it.
+#[pyclass(frozen, module = "trunkline._core")]
+pub(crate) struct CpuAttentionBench(Mutex<AttentionBench>);
+
+#[pymethods]
+impl CpuAttentionBench {
+    #[new]
+    #[pyo3(signature = (dtype, shape, num_tokens, isa=None, num_threads=None))]
+    fn new(
+        dtype: &str,
+        shape: (usize, usize, usize, usize),
+        num_tokens: usize,
+        isa: Option<&str>,
+        num_threads: Option<usize>,
+    ) -> Result<Self, Error> {
+        let (num_layers, num_heads, num_kv_heads, head_dim) = shape;
+        let shape = AttentionShape { num_layers, num_heads, num_kv_heads, head_dim };
+        let num_threads = num_threads.unwrap_or_else(ThreadPool::available_threads);
+        let (isa, element) = (self::isa(isa)?, element(dtype)?);
+        let bench = AttentionBench::new(isa, element, num_threads, shape, num_tokens)?;
+        Ok(Self(Mutex::new(bench)))
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "a list cannot be borrowed from Python")]
+    fn attend(
+        &self,
+        py: Python<'_>,
+        rows: Vec<(usize, usize)>,
+        shared_tokens: usize,
+    ) -> Result<f64, Error> {
+        let lock = || self.0.lock().expect("the bench is unusable: it panicked in an earlier call");
+        Ok(py.detach(|| lock().attend(&rows, shared_tokens))?)
+    }
 }
 
 /// Instruction sets that this processor has, fastest first.

@@ -13,7 +13,7 @@ mod _core {
     #[pymodule_export]
     use crate::core::Core;
     #[pymodule_export]
-    use crate::cpu::{CpuLinearBench, CpuModel, cpu_block_kinds, cpu_isas};
+    use crate::cpu::{CpuAttentionBench, CpuLinearBench, CpuModel, cpu_block_kinds, cpu_isas};
     #[pymodule_export]
     use crate::error::{CoreError, IntegrityError, RouterError};
     #[pymodule_export]

@@ -148,6 +148,11 @@ impl KvPool {
         4 * self.num_layers * self.layout.page_words()
     }
 
+    /// Set every word.
+    pub(crate) fn fill(&mut self, word: u32) {
+        self.words.as_mut_slice().fill(word);
+    }
+
     /// First word of a layer.
     pub(crate) fn layer(&mut self, layer: usize) -> *mut u32 {
         assert!(layer < self.num_layers);

@@ -34,4 +34,4 @@ pub use packed_linear::{PackedLinear, Storage};
 pub use pool::ThreadPool;
 pub use recording::{Record, Recording};
 pub use session::{Session, SessionSizes};
-pub use weights::{Element, Embedding, Norm, Rotary, Source};
+pub use weights::{Element, Embedding, Norm, Rotary, Sinks, Source};

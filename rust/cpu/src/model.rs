@@ -8,7 +8,7 @@ use crate::kernels::Kernels;
 use crate::memory::Slabs;
 use crate::packed_linear::{PackedLinear, Storage};
 use crate::pool::ThreadPool;
-use crate::weights::{Element, Embedding, Norm, Rotary, Table, floats};
+use crate::weights::{Element, Embedding, Norm, Rotary, Sinks, Table, floats};
 
 /// Weights of one model, and the threads and kernels that compute with them.
 ///
@@ -23,6 +23,7 @@ pub struct Weights {
     pub(crate) norms: Vec<Norm>,
     pub(crate) linears: Vec<PackedLinear>,
     pub(crate) rotaries: Vec<Rotary>,
+    pub(crate) sinks: Vec<Sinks>,
 }
 
 impl Weights {
@@ -40,6 +41,7 @@ impl Weights {
             norms: Vec::new(),
             linears: Vec::new(),
             rotaries: Vec::new(),
+            sinks: Vec::new(),
         }
     }
 
@@ -80,6 +82,12 @@ impl Weights {
         self.linears.len() - 1
     }
 
+    /// Add attention sinks, one per head; their number.
+    pub fn add_sinks(&mut self, num_heads: usize) -> usize {
+        self.sinks.push(Sinks::new(self.kernels.element, num_heads));
+        self.sinks.len() - 1
+    }
+
     /// Add tables of cos and sin, `[positions, half]` float32, little-endian; their number.
     ///
     /// # Errors
@@ -103,6 +111,14 @@ impl Weights {
     /// There is none of this number.
     pub fn norm(&mut self, index: usize) -> Result<&mut Norm, CpuError> {
         self.norms.get_mut(index).ok_or_else(|| missing("norm", index))
+    }
+
+    /// Sinks, to be loaded or measured.
+    ///
+    /// # Errors
+    /// There are none of this number.
+    pub fn sinks(&mut self, index: usize) -> Result<&mut Sinks, CpuError> {
+        self.sinks.get_mut(index).ok_or_else(|| missing("sinks", index))
     }
 
     /// A linear, to be loaded or measured.

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use crate::attention_step::{AttendPlan, AttendRow, rotate_chunk};
 use crate::error::CpuError;
-use crate::kernels::attention::{AttendContext, Scratch, partial_stride};
+use crate::kernels::attention::{AttendContext, MAX_QUERIES, Scratch, partial_stride, query_scale};
 use crate::kernels::linear::Epilogue;
 use crate::kernels::quantise::{QuantiseTask, quantised_words};
 use crate::kernels::rotate::{HeadShape, Layer, RotateTask};
@@ -57,6 +57,12 @@ pub(crate) struct Attend {
     pub(crate) head_dim: usize,
     /// Keys that a query sees, itself included; None: all.
     pub(crate) window: Option<usize>,
+    /// Of the scores.
+    pub(crate) scale: f32,
+    /// Limit that scores approach.
+    pub(crate) soft_cap: Option<f32>,
+    /// Sinks.
+    pub(crate) sinks: Option<usize>,
     /// Rotary tables.
     pub(crate) rotary: usize,
     /// Norms of queries and keys.
@@ -309,7 +315,7 @@ impl Program {
         };
         let known = plans.iter().position(|(h, window, _)| (*h, *window) == (heads, attend.window));
         let plan = known.unwrap_or_else(|| {
-            let plan = AttendPlan::new(&step.rows, heads, attend.window);
+            let plan = AttendPlan::new(&step.rows, kv.layout.page_size, heads, attend.window);
             plans.push((heads, attend.window, plan));
             plans.len() - 1
         });
@@ -326,6 +332,7 @@ impl Program {
                 heads,
                 qkv,
                 queries,
+                query_scale: query_scale(attend.scale, attend.soft_cap),
                 rotary: &weights.rotaries[attend.rotary],
                 query_norm: norms.map(|norms| norms.0),
                 key_norm: norms.map(|norms| norms.1),
@@ -337,19 +344,23 @@ impl Program {
             });
         });
         let stride = partial_stride(layout);
-        let needed = plan.partial_rows(heads) * stride;
+        let needed = plan.num_partials * stride;
         if self.partials.len() < needed {
             self.partials = Region::new(needed);
         }
         let context = AttendContext {
             heads,
             window: attend.window,
+            soft_cap: attend.soft_cap,
+            sinks: attend.sinks.map(|sinks| weights.sinks[sinks].scores()),
             layout,
             layer,
             queries,
             output: self.rows(weights, attend.to),
             partials: self.partials.rows(stride),
             rows: &step.rows,
+            members: &plan.members,
+            parts: &plan.parts,
         };
         plan.run(&weights.pool, weights.kernels, &context, &self.scratch);
     }
@@ -536,6 +547,19 @@ impl Check<'_> {
         fits("head_dim", head_dim, layout.head_dim)?;
         fits("the number of kv heads", num_kv_heads, layout.num_kv_heads)?;
         fits("heads per kv head", num_heads % num_kv_heads, 0)?;
+        if num_heads / num_kv_heads > MAX_QUERIES {
+            return Err(CpuError::invalid(format!(
+                "{num_heads} heads share {num_kv_heads} kv heads; the CPU kernels take at most \
+                 {MAX_QUERIES} for each; use the torch backend"
+            )));
+        }
+        if attend.soft_cap.is_some_and(|cap| !(cap > 0.0 && cap.is_finite())) {
+            return Err(CpuError::invalid("a soft cap must be above 0"));
+        }
+        if let Some(sinks) = attend.sinks {
+            let sinks = self.weights.sinks.get(sinks).ok_or_else(|| missing("sinks", sinks))?;
+            fits("the number of sinks", sinks.scores().len(), num_heads)?;
+        }
         fits("qkv", self.wide(attend.qkv)?, (num_heads + 2 * num_kv_heads) * head_dim)?;
         fits("the output's width", self.operand(attend.to)?, num_heads * head_dim)?;
         if attend.layer >= self.kv.num_layers() {

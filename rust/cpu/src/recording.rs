@@ -9,7 +9,7 @@ pub type Record = (String, Vec<Option<usize>>);
 /// A recorded program.
 ///
 /// Buffers are `("wide", "operand" or "quantised", width)`; operations a name and the numbers of weights and
-/// buffers in the order of the fields of `Operation`.
+/// buffers in the order of the fields of `Operation`, and floats as the bits of a float32.
 #[derive(Clone, Debug)]
 pub struct Recording {
     /// Buffers by number.
@@ -38,6 +38,10 @@ impl Recording {
     }
 }
 
+fn float(bits: usize) -> f32 {
+    f32::from_bits(bits as u32)
+}
+
 fn operation((name, numbers): &Record) -> Result<Operation, CpuError> {
     match (name.as_str(), numbers.as_slice()) {
         ("embed", &[Some(table), Some(to)]) => Ok(Operation::Embed { table, to }),
@@ -64,6 +68,9 @@ fn operation((name, numbers): &Record) -> Result<Operation, CpuError> {
                 Some(num_kv_heads),
                 Some(head_dim),
                 window,
+                Some(scale),
+                soft_cap,
+                sinks,
                 Some(rotary),
                 query_norm,
                 key_norm,
@@ -76,6 +83,9 @@ fn operation((name, numbers): &Record) -> Result<Operation, CpuError> {
             num_kv_heads,
             head_dim,
             window,
+            scale: float(scale),
+            soft_cap: soft_cap.map(float),
+            sinks,
             rotary,
             norms: query_norm.zip(key_norm),
         })),

@@ -216,6 +216,33 @@ impl Norm {
     }
 }
 
+/// Attention sinks: a score per head.
+pub struct Sinks(Norm);
+
+impl Sinks {
+    pub(crate) fn new(element: Element, num_heads: usize) -> Sinks {
+        Sinks(Norm::new(element, num_heads, 0.0))
+    }
+
+    /// By head.
+    pub(crate) fn scores(&self) -> &[f32] {
+        &self.0.weight[..self.0.width]
+    }
+
+    /// Bytes of the scores.
+    pub fn num_bytes(&self) -> usize {
+        self.0.num_bytes()
+    }
+
+    /// Take the scores, rounded as the model's dtype says.
+    ///
+    /// # Errors
+    /// The tensor has another size.
+    pub fn load(&mut self, source: Source<'_>) -> Result<(), CpuError> {
+        self.0.load(source)
+    }
+}
+
 /// Cos and sin by position.
 pub struct Rotary {
     pub(crate) half: usize,

@@ -160,7 +160,8 @@ impl Driver {
             }
             19 => {
                 if let Some(id) = self.preparing.pop() {
-                    let error = self.rng.random_bool(0.3).then_some(Unready::Invalid("bad grammar"));
+                    let error =
+                        self.rng.random_bool(0.3).then_some(Unready::Invalid("bad grammar"));
                     engine.scheduler.ready(id, error);
                 }
             }

@@ -470,7 +470,9 @@ fn a_request_waits_for_its_preparation_and_nobody_else_does() {
         assert!(engine.turn());
     }
     assert!(engine.plan().is_none() && engine.scheduler.has_work());
-    engine.scheduler.ready(bad.expect("it must be prepared"), Some(Unready::Invalid("the grammar is empty")));
+    engine
+        .scheduler
+        .ready(bad.expect("it must be prepared"), Some(Unready::Invalid("the grammar is empty")));
     let fault = Some(Unready::Unavailable("the compiler has died"));
     engine.scheduler.ready(unlucky.expect("it must be prepared"), fault);
     engine.scheduler.ready(id, None);

@@ -1,64 +1,86 @@
 //! Paged causal attention, the same for prompts and for decoding.
 //!
-//! A query's keys are taken in ascending order, in tiles of 64 tokens at fixed absolute positions,
-//! with a running maximum (online softmax). Every `SPLIT` tokens, also at fixed positions, the
-//! partial result is merged into the total and a new one begun. So a query's bits depend on its own
-//! keys alone, whatever its neighbours, and splits may be computed by different threads.
+//! Keys are cut into splits of `SPLIT` tokens at fixed absolute positions. A query's result for a
+//! split (softmax with the split's own maximum) depends on the query and the split's keys alone;
+//! results are merged in ascending order. So a query's bits do not depend on its neighbours, and
+//! splits may be computed by different threads, for queries of several rows at once where those
+//! share the split's pages.
 //!
-//! A hidden key has weight exactly 0, so it makes no difference whether a tile that a query does not
-//! see is skipped or computed for its neighbours' sake.
+//! Within a split: scores of all queries with all tiles of 64 keys, then weights, then weights times
+//! values. Scores are in units of log 2. A hidden key has weight exactly 0, so it makes no
+//! difference whether a tile that a query does not see is skipped or computed for its neighbours'
+//! sake.
 
+use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
-use super::rotate::{HeadShape, Layer, put_lane};
+use super::rotate::{HeadShape, Layer};
+use super::tiles::{Copies, Keys, TILE, TILES, Tile};
 use crate::attention_step::AttendRow;
 use crate::kv::{KvLayout, MAX_HEAD_DIM};
 use crate::memory::Rows;
-use crate::simd::{Kernel, LANES, Simd, Vector, exp};
+use crate::simd::{Kernel, LANES, Simd, Vector, exp, exp2};
 
-/// Tokens of a tile: four groups.
-const TILE: usize = 4 * LANES;
 /// Tokens after which a partial result is merged.
 pub(crate) const SPLIT: usize = 256;
 /// Queries (tokens times heads that share keys) of one item.
-pub(crate) const MAX_QUERIES: usize = 64;
+pub(crate) const MAX_QUERIES: usize = 96;
 /// Below every score, and finite, so that differences are numbers.
 const LOWEST: f32 = -1e30;
 /// Values of a partial result beside the output: maximum and sum, in a vector of their own.
 const PARTIAL_EXTRA: usize = LANES;
 
+/// A query token of an item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Member {
+    pub(crate) token: usize, // flat
+    pub(crate) position: usize,
+}
+
 /// What all items of one layer share.
 pub(crate) struct AttendContext<'a> {
     pub(crate) heads: HeadShape,
     pub(crate) window: Option<usize>,
+    pub(crate) soft_cap: Option<f32>,
+    pub(crate) sinks: Option<&'a [f32]>, // [heads]
     pub(crate) layout: KvLayout,
     pub(crate) layer: Layer,
     pub(crate) queries: Rows<u32>, // [tokens][heads][padded_dim] elements
     pub(crate) output: Rows<u32>,  // [tokens][heads * head_dim] elements
     pub(crate) partials: Rows<f32>, // [partial queries][padded_dim + PARTIAL_EXTRA]
     pub(crate) rows: &'a [AttendRow],
+    pub(crate) members: &'a [Member],
+    pub(crate) parts: &'a [usize], // rows of `partials`
 }
 
-/// Consecutive tokens of one row, one kv head, some splits.
+/// Some query tokens, one kv head, some splits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AttendItem {
-    pub(crate) row: usize, // of the step
+    /// Whose pages are read; every member's are the same where it sees them.
+    pub(crate) row: usize,
     pub(crate) kv_head: usize,
-    pub(crate) first_token: usize, // flat
-    pub(crate) num_tokens: usize,
-    pub(crate) first_position: usize,
-    pub(crate) kv_len: usize,
+    pub(crate) members: Range<usize>,
     pub(crate) splits: Range<usize>,
-    /// First row of `partials`; None: the output is written.
+    /// First row of `partials`, `[splits][members][heads that share keys]`; None: the output is
+    /// written.
     pub(crate) partial: Option<usize>,
+}
+
+/// One token, one kv head: the partial results of its splits, in their order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MergeItem {
+    pub(crate) token: usize,
+    pub(crate) kv_head: usize,
+    /// Of `AttendContext::parts`: where the first of the heads that share keys lies.
+    pub(crate) parts: Range<usize>,
 }
 
 /// Running results of an item's queries, one per thread.
 pub(crate) struct Scratch {
     part: State,
     total: State,
-    weights: Vec<u32>, // [6][TILE] elements, at most
-    groups: Vec<u32>,  // [4][keys, values]
+    scores: Vec<f32>, // [queries][SPLIT]; then weights, as elements, at the start of each row
+    copies: Copies,
 }
 
 struct State {
@@ -88,8 +110,8 @@ impl Scratch {
         Scratch {
             part: State::new(),
             total: State::new(),
-            weights: vec![0; 6 * TILE],
-            groups: vec![0; 4 * 2 * LANES * MAX_HEAD_DIM],
+            scores: vec![0.0; MAX_QUERIES * SPLIT],
+            copies: Copies::new(),
         }
     }
 }
@@ -104,54 +126,88 @@ pub(crate) fn visible_splits(first: usize, last: usize, window: Option<usize>) -
     first_visible(first, window) / SPLIT..last / SPLIT + 1
 }
 
-fn first_visible(position: usize, window: Option<usize>) -> usize {
+/// The first key that a position sees.
+pub(crate) fn first_visible(position: usize, window: Option<usize>) -> usize {
     window.map_or(0, |window| (position + 1).saturating_sub(window))
+}
+
+/// What queries' scores are scaled by, given the layer's own scale.
+pub(crate) fn query_scale(scale: f32, soft_cap: Option<f32>) -> f32 {
+    if soft_cap.is_some() { scale } else { scale * LOG2_E }
 }
 
 /// One item being computed.
 struct Work<'a> {
     context: &'a AttendContext<'a>,
-    item: &'a AttendItem,
-    shared: usize, // heads that share keys
+    keys: Keys<'a>,
+    num_queries: usize,
+    queries: [*const u32; MAX_QUERIES],
+    visible: [(usize, usize); MAX_QUERIES], // first and last key
 }
 
-/// The groups of a tile.
-struct Tile {
-    start: usize,
-    keys: [*const u32; 4],
-    values: [*const u32; 4],
-    /// Where the next tile's groups lie, to be fetched from memory meanwhile.
-    next: Option<[*const u32; 4]>,
-}
-
-impl Work<'_> {
-    fn num_queries(&self) -> usize {
-        self.item.num_tokens * self.shared
+impl<'a> Work<'a> {
+    #[inline(always)]
+    fn new(context: &'a AttendContext<'a>, item: &AttendItem) -> Work<'a> {
+        let shared = context.heads.num_heads / context.heads.num_kv_heads;
+        let num_queries = item.members.len() * shared;
+        let mut queries = [std::ptr::null(); MAX_QUERIES];
+        let mut visible = [(0, 0); MAX_QUERIES];
+        let members = &context.members[item.members.clone()];
+        let slots = queries[..num_queries].chunks_exact_mut(shared);
+        let ranges = visible[..num_queries].chunks_exact_mut(shared);
+        for (member, (slots, ranges)) in members.iter().zip(slots.zip(ranges)) {
+            let row = context.queries.row(member.token);
+            for (offset, query) in slots.iter_mut().enumerate() {
+                let head = item.kv_head * shared + offset;
+                // SAFETY: the row holds every head.
+                *query = unsafe { row.add(head * context.layout.dim_words) };
+            }
+            ranges.fill((first_visible(member.position, context.window), member.position));
+        }
+        Work { context, keys: Keys::new(context, item), num_queries, queries, visible }
     }
 
-    /// Position of a query; queries of one token are neighbours.
+    /// The tiles of a split that some of a few queries see, and those that all of them see wholly.
     #[inline(always)]
-    fn position(&self, query: usize) -> usize {
-        self.item.first_position + query / self.shared
-    }
-
-    #[inline(always)]
-    fn query(&self, query: usize) -> *const u32 {
-        let token = self.item.first_token + query / self.shared;
-        let head = self.item.kv_head * self.shared + query % self.shared;
-        let row = self.context.queries.row(token);
-        // SAFETY: the row holds every head.
-        unsafe { row.add(head * self.context.layout.dim_words) }
+    fn tiles(&self, queries: Range<usize>, split: usize) -> (Range<usize>, Range<usize>) {
+        let (mut some, mut all) = ((usize::MAX, 0), (0, usize::MAX));
+        for &(first, last) in &self.visible[queries] {
+            some = (some.0.min(first), some.1.max(last));
+            all = (all.0.max(first), all.1.min(last));
+        }
+        let start = split * SPLIT;
+        let down = |position: usize| position.saturating_sub(start) / TILE;
+        let end = |position: usize| position.saturating_sub(start).div_ceil(TILE).min(TILES);
+        let whole = end(all.0)..down(all.1 + 1).min(TILES);
+        (down(some.0).min(TILES)..end(some.1 + 1), whole)
     }
 
     /// Which of 16 tokens from `start` on a query sees.
     #[inline(always)]
     fn visible(&self, query: usize, start: usize) -> u16 {
-        let position = self.position(query);
-        let end = (position + 1).saturating_sub(start).min(LANES);
-        let begin = first_visible(position, self.context.window).saturating_sub(start).min(LANES);
+        let (first, last) = self.visible[query];
+        let end = (last + 1).saturating_sub(start).min(LANES);
+        let begin = first.saturating_sub(start).min(LANES);
         (((1_u32 << end) - 1) & !((1_u32 << begin) - 1)) as u16
     }
+}
+
+/// Call a function generic over a number of queries, as many as registers have room for.
+macro_rules! by_height {
+    ($kernel:ty, $count:expr, $function:ident($($argument:expr),*)) => {
+        match (<$kernel>::TILE_VECTORS, $count) {
+            (4, 1) => $function::<$kernel, 1, 4>($($argument),*),
+            (4, 2) => $function::<$kernel, 2, 4>($($argument),*),
+            (4, 3) => $function::<$kernel, 3, 4>($($argument),*),
+            (4, 4) => $function::<$kernel, 4, 4>($($argument),*),
+            (4, 5) => $function::<$kernel, 5, 4>($($argument),*),
+            (4, _) => $function::<$kernel, 6, 4>($($argument),*),
+            (_, 1) => $function::<$kernel, 1, 1>($($argument),*),
+            (_, 2) => $function::<$kernel, 2, 1>($($argument),*),
+            (_, 3) => $function::<$kernel, 3, 1>($($argument),*),
+            (_, _) => $function::<$kernel, 4, 1>($($argument),*),
+        }
+    };
 }
 
 /// Compute an item.
@@ -162,214 +218,124 @@ pub(crate) fn attend<K: Kernel>(
     item: &AttendItem,
     scratch: &mut Scratch,
 ) {
-    let shared = context.heads.num_heads / context.heads.num_kv_heads;
-    let work = Work { context, item, shared };
-    let queries = work.num_queries();
-    assert!(queries <= MAX_QUERIES);
+    let work = Work::new(context, item);
+    let queries = work.num_queries;
     let padded_dim = context.layout.padded_dim;
     scratch.total.reset(queries, padded_dim);
-    let last = item.first_position + item.num_tokens - 1;
-    let first_tile = first_visible(item.first_position, context.window) / TILE;
     for split in item.splits.clone() {
-        scratch.part.reset(queries, padded_dim);
-        let tiles = split * (SPLIT / TILE)..(split + 1) * (SPLIT / TILE);
-        for index in tiles.start.max(first_tile)..tiles.end.min(last / TILE + 1) {
-            let mut tile = gather_tile::<K>(&work, index * TILE, &mut scratch.groups);
-            if index < last / TILE {
-                tile.next = next_groups(&work, (index + 1) * TILE);
-            }
-            all_queries(k, &work, &tile, (&mut scratch.part, &mut scratch.weights));
-        }
+        let place = (split == item.splits.start, split + 1 == item.splits.end);
+        attend_split(k, &work, split, place, scratch);
         if let Some(first) = item.partial {
+            let first = first + (split - item.splits.start) * queries;
             store_partials(context, first, &scratch.part, queries);
-            return;
+            continue;
         }
         for query in 0..queries {
             let part = partial_of(&scratch.part, query, padded_dim);
             merge(k, &mut scratch.total, query, part);
         }
     }
-    for query in 0..queries {
-        let token = item.first_token + query / shared;
-        let head = item.kv_head * shared + query % shared;
-        let output = &scratch.total.output[query * padded_dim..][..padded_dim];
-        store_output(k, context, (token, head), (output, scratch.total.sum[query]));
+    if item.partial.is_some() {
+        return;
     }
-}
-
-/// Find a tile's groups; those that cannot be used as they lie are copied.
-#[inline(always)]
-fn gather_tile<K: Kernel>(work: &Work<'_>, start: usize, copies: &mut [u32]) -> Tile {
-    let context = work.context;
-    let layout = context.layout;
-    let (item, group_words) = (work.item, layout.group_words());
-    let table = &context.rows[item.row].table;
-    let mut tile =
-        Tile { start, keys: [std::ptr::null(); 4], values: [std::ptr::null(); 4], next: None };
-    for index in 0..4 {
-        let position = start + index * LANES;
-        if position >= item.kv_len {
-            // No query sees it: any readable group will do.
-            (tile.keys[index], tile.values[index]) = (tile.keys[0], tile.values[0]);
-            continue;
-        }
-        let valid = (item.kv_len - position).min(LANES);
-        let copy = copies[index * 2 * group_words..][..2 * group_words].as_mut_ptr();
-        // SAFETY: pages in the table lie within the pool; copies have room for a group.
-        unsafe {
-            let copied = [copy, copy.add(group_words)];
-            if !layout.is_grouped() {
-                for lane in 0..LANES {
-                    let from = if lane < valid {
-                        let page = table[(position + lane) / layout.page_size] as usize;
-                        let offset = (position + lane) % layout.page_size;
-                        context.layer.0.add(layout.plain_start(page, item.kv_head, offset))
-                    } else {
-                        ZEROS.as_ptr().cast_mut()
-                    };
-                    let from = [from.cast_const(), from.add(layout.dim_words).cast_const()];
-                    put_lane::<K>(layout, copied, lane, from);
-                }
-                (tile.keys[index], tile.values[index]) = (copied[0], copied[1]);
-                continue;
-            }
-            let page = table[position / layout.page_size] as usize;
-            let offset = position % layout.page_size;
-            let group: *const u32 =
-                context.layer.0.add(layout.group_start(page, item.kv_head, offset));
-            tile.keys[index] = group;
-            tile.values[index] = group.add(group_words);
-            if valid < LANES {
-                copy_values::<K>(layout, group.add(group_words), copied[1], valid);
-                tile.values[index] = copied[1];
-            }
-        }
-    }
-    tile
-}
-
-/// Groups of the tile at `start` where they can be used as they lie.
-#[inline(always)]
-fn next_groups(work: &Work<'_>, start: usize) -> Option<[*const u32; 4]> {
-    let context = work.context;
-    let layout = context.layout;
-    let mut groups = [std::ptr::null(); 4];
-    for (index, group) in groups.iter_mut().enumerate() {
-        let position = (start + index * LANES).min(work.item.kv_len - 1);
-        let page = context.rows[work.item.row].table[position / layout.page_size] as usize;
-        let at = layout.group_start(page, work.item.kv_head, position % layout.page_size);
-        *group = context.layer.0.wrapping_add(at).cast_const();
-    }
-    layout.is_grouped().then_some(groups)
-}
-
-static ZEROS: [u32; 2 * MAX_HEAD_DIM] = [0; 2 * MAX_HEAD_DIM];
-
-/// Copy a group's values without what an earlier owner of the page left behind: weight 0 times
-/// infinity would be NaN.
-///
-/// # Safety
-/// Both are a group's values.
-#[inline(always)]
-unsafe fn copy_values<K: Kernel>(layout: KvLayout, from: *const u32, to: *mut u32, valid: usize) {
-    let per_row = layout.padded_dim;
-    for row in 0..LANES / K::PER_WORD {
-        let kept = valid.saturating_sub(row * K::PER_WORD);
-        let mask = match (K::PER_WORD, kept) {
-            (_, 0) => 0,
-            (2, 1) => 0xffff,
-            _ => u32::MAX,
-        };
-        for word in row * per_row..(row + 1) * per_row {
-            // SAFETY: the caller's promise.
-            unsafe { *to.add(word) = *from.add(word) & mask };
+    let shared = context.heads.num_heads / context.heads.num_kv_heads;
+    for (index, member) in context.members[item.members.clone()].iter().enumerate() {
+        for offset in 0..shared {
+            let head = item.kv_head * shared + offset;
+            finish(k, context, (member.token, head), (&mut scratch.total, index * shared + offset));
         }
     }
 }
 
+/// Results of all queries for one split, in `scratch.part`.
 #[inline(always)]
-fn all_queries<K: Kernel>(
+fn attend_split<K: Kernel>(
     k: K,
     work: &Work<'_>,
-    tile: &Tile,
-    (state, weights): (&mut State, &mut Vec<u32>),
+    split: usize,
+    (is_first, is_last): (bool, bool),
+    scratch: &mut Scratch,
 ) {
-    let queries = work.num_queries();
+    let (part, scores) = (&mut scratch.part, scratch.scores.as_mut_slice());
     let height = if K::TILE_VECTORS == 4 { 6 } else { 4 };
-    let mut query = 0;
-    let fetched = Tile { next: None, ..*tile };
-    let mut tile = tile;
-    while query < queries {
-        let count = (queries - query).min(height);
-        if work.position(query + count - 1) >= tile.start {
-            let to = (&mut *state, &mut *weights);
-            match (K::TILE_VECTORS, count) {
-                (4, 1) => some_queries::<K, 1, 4>(k, work, tile, query, to),
-                (4, 2) => some_queries::<K, 2, 4>(k, work, tile, query, to),
-                (4, 3) => some_queries::<K, 3, 4>(k, work, tile, query, to),
-                (4, 4) => some_queries::<K, 4, 4>(k, work, tile, query, to),
-                (4, 5) => some_queries::<K, 5, 4>(k, work, tile, query, to),
-                (4, _) => some_queries::<K, 6, 4>(k, work, tile, query, to),
-                (_, 1) => some_queries::<K, 1, 1>(k, work, tile, query, to),
-                (_, 2) => some_queries::<K, 2, 1>(k, work, tile, query, to),
-                (_, 3) => some_queries::<K, 3, 1>(k, work, tile, query, to),
-                (_, _) => some_queries::<K, 4, 1>(k, work, tile, query, to),
-            }
-        }
-        query += count;
-        tile = &fetched;
+    let (seen, _) = work.tiles(0..work.num_queries, split);
+    let mut tiles = [Tile::EMPTY; TILES];
+    for index in seen.clone() {
+        let start = split * SPLIT + index * TILE;
+        let tile = work.keys.tile::<K>(start, index, &mut scratch.copies);
+        let fetch = |is_wanted, start| {
+            if is_wanted { work.keys.keys_to_fetch(start) } else { None }
+        };
+        tiles[index] = Tile {
+            fetches: true,
+            // A split before has fetched them otherwise.
+            next_keys: fetch(is_first && index + 1 < seen.end, start + TILE),
+            later_keys: fetch(!is_last, start + SPLIT),
+            ..tile
+        };
+    }
+    for query in (0..work.num_queries).step_by(height) {
+        let count = (work.num_queries - query).min(height);
+        by_height!(K, count, weigh(k, work, (split, &tiles), query, (part, scores)));
+        tiles.iter_mut().for_each(|tile| tile.fetches = false);
+    }
+    for query in (0..work.num_queries).step_by(height) {
+        let count = (work.num_queries - query).min(height);
+        tiles.iter_mut().for_each(|tile| tile.fetches = query == 0);
+        by_height!(K, count, add_values(k, work, (split, &tiles), query, (part, scores)));
     }
 }
 
-/// Take one tile's keys and values for `R` queries.
+/// Scores of `R` queries, and what they become: weights, maxima and sums.
 #[inline(always)]
-fn some_queries<K: Kernel, const R: usize, const V: usize>(
+fn weigh<K: Kernel, const R: usize, const V: usize>(
     k: K,
     work: &Work<'_>,
-    tile: &Tile,
+    (split, tiles): (usize, &[Tile; TILES]),
     first: usize,
-    (state, weights): (&mut State, &mut Vec<u32>),
+    (part, scores): (&mut State, &mut [f32]),
 ) {
-    let s = k.simd();
     let mut queries = [std::ptr::null(); R];
-    for (row, query) in queries.iter_mut().enumerate() {
-        *query = work.query(first + row);
-    }
-    let mut scores = [[s.splat(0.0); 4]; R];
-    for group in (0..4).step_by(V) {
-        let sums = dot_keys::<K, R, V>(k, queries, tile, group, work.context.layout.dim_words);
-        for row in 0..R {
-            for offset in 0..V {
-                let seen = work.visible(first + row, tile.start + (group + offset) * LANES);
-                let hidden = s.splat(f32::NEG_INFINITY);
-                scores[row][group + offset] = s.select(seen, sums[row][offset], hidden);
+    queries.copy_from_slice(&work.queries[first..first + R]);
+    let (seen, whole) = work.tiles(first..first + R, split);
+    let scores = &mut scores[first * SPLIT..(first + R) * SPLIT];
+    for index in seen.clone() {
+        let tile = &tiles[index];
+        for group in (0..4).step_by(V) {
+            let sums = dot_keys::<K, R, V>(k, queries, tile, group, work.context.layout);
+            for (row, sums) in sums.iter().enumerate() {
+                for (offset, &sum) in sums.iter().enumerate() {
+                    let lane = (group + offset) * LANES;
+                    let mut score = capped(k, sum, work.context.soft_cap);
+                    if !whole.contains(&index) {
+                        let visible = work.visible(first + row, tile.start + lane);
+                        score = k.simd().select(visible, score, k.simd().splat(f32::NEG_INFINITY));
+                    }
+                    let at = row * SPLIT + index * TILE + lane;
+                    // SAFETY: bounds are checked by the slice.
+                    unsafe { k.simd().store(scores[at..at + LANES].as_mut_ptr(), score) };
+                }
             }
         }
     }
-    let scales = raise_maxima::<K, R>(k, &scores, &mut state.maximum[first..first + R]);
-    let padded_dim = work.context.layout.padded_dim;
     for row in 0..R {
-        let maximum = s.splat(state.maximum[first + row]);
-        let mut summed = s.splat(0.0);
-        for group in 0..4 {
-            let weight = exp(s, s.sub(scores[row][group], maximum));
-            summed = s.add(summed, weight);
-            let at = (row * TILE + group * LANES) / K::PER_WORD;
-            // SAFETY: `weights` holds six rows of a tile.
-            unsafe { k.store_elements(weights[at..at + LANES].as_mut_ptr(), weight) };
-        }
-        state.sum[first + row] = state.sum[first + row] * scales[row] + s.sum(summed);
+        let scores = &mut scores[row * SPLIT..(row + 1) * SPLIT];
+        let (maximum, sum) = soften(k, scores, seen.start * TILE..seen.end * TILE);
+        part.maximum[first + row] = maximum;
+        part.sum[first + row] = sum;
     }
-    let output = &mut state.output[first * padded_dim..(first + R) * padded_dim];
-    let mut column = 0;
-    while column + V * LANES <= padded_dim {
-        add_values::<K, R, V>(k, tile, weights, (output, &scales), (column, padded_dim));
-        column += V * LANES;
-    }
-    while column < padded_dim {
-        add_values::<K, R, 1>(k, tile, weights, (output, &scales), (column, padded_dim));
-        column += LANES;
-    }
+}
+
+/// A score after the soft cap, in units of log 2.
+#[inline(always)]
+fn capped<K: Kernel>(k: K, score: Vector<K>, soft_cap: Option<f32>) -> Vector<K> {
+    let Some(cap) = soft_cap else { return score };
+    let s = k.simd();
+    // tanh x = 1 - 2 / (e^2x + 1)
+    let one = s.splat(1.0);
+    let power = exp(s, s.mul(score, s.splat(2.0 / cap)));
+    let rest = s.div(s.splat(2.0), s.add(power, one));
+    s.mul(s.sub(one, rest), s.splat(cap * LOG2_E))
 }
 
 /// Scores of `R` queries with `V` groups from `group` on.
@@ -379,15 +345,18 @@ fn dot_keys<K: Kernel, const R: usize, const V: usize>(
     queries: [*const u32; R],
     tile: &Tile,
     group: usize,
-    dim_words: usize,
+    layout: KvLayout,
 ) -> [[Vector<K>; V]; R] {
     let mut sums = [[k.simd().splat(0.0); V]; R];
     let mut keys = [tile.keys[group]; V];
     keys.copy_from_slice(&tile.keys[group..group + V]);
-    for word in 0..dim_words {
-        if let Some(next) = tile.next {
+    for word in 0..layout.dim_words {
+        if tile.fetches {
             for offset in 0..V {
-                k.prefetch(next[group + offset].wrapping_add(word * LANES));
+                k.prefetch(tile.values[group + offset].wrapping_add(word * LANES));
+                if let Some(next) = tile.next_keys {
+                    k.prefetch(next[group + offset].wrapping_add(word * LANES));
+                }
             }
         }
         // SAFETY: queries and groups hold `dim_words` words per token.
@@ -407,83 +376,112 @@ fn dot_keys<K: Kernel, const R: usize, const V: usize>(
     sums
 }
 
-/// Raise the maxima to those of new scores; what older results are to be scaled by.
+/// Turn the scores in a range of a split (whole tiles) into weights; their maximum and sum.
 #[inline(always)]
-fn raise_maxima<K: Kernel, const R: usize>(
-    k: K,
-    scores: &[[Vector<K>; 4]; R],
-    maxima: &mut [f32],
-) -> [f32; LANES] {
+fn soften<K: Kernel>(k: K, scores: &mut [f32], range: Range<usize>) -> (f32, f32) {
     let s = k.simd();
-    let mut differences = [0.0; LANES];
-    for row in 0..R {
-        let [a, b, c, d] = scores[row];
-        let highest = s.highest(s.max(s.max(a, b), s.max(c, d)));
-        let before = maxima[row];
-        if highest > before {
-            maxima[row] = highest;
-            differences[row] = before - highest;
+    let mut highest = [s.splat(LOWEST); 4];
+    for at in range.clone().step_by(TILE) {
+        for (group, highest) in highest.iter_mut().enumerate() {
+            let at = at + group * LANES;
+            // SAFETY: bounds are checked by the slice.
+            *highest = s.max(*highest, unsafe { s.load(scores[at..at + LANES].as_ptr()) });
         }
     }
-    let mut scales = [0.0; LANES];
-    // SAFETY: both arrays are a vector long.
-    unsafe { s.store(scales.as_mut_ptr(), exp(s, s.load(differences.as_ptr()))) };
-    scales
+    let [a, b, c, d] = highest;
+    let maximum = s.highest(s.max(s.max(a, b), s.max(c, d)));
+    let shift = s.splat(maximum);
+    let mut sums = [s.splat(0.0); 4];
+    for at in range.step_by(TILE) {
+        for (group, sum) in sums.iter_mut().enumerate() {
+            let at = at + group * LANES;
+            // SAFETY: bounds are checked by the slices; elements take no more room than scores, so
+            // none is written that is still to be read.
+            unsafe {
+                let score = s.load(scores[at..at + LANES].as_ptr());
+                let weight = exp2(s, s.sub(score, shift));
+                *sum = s.add(*sum, weight);
+                let to = scores[at / K::PER_WORD..][..LANES / K::PER_WORD].as_mut_ptr();
+                k.store_elements(to.cast(), weight);
+            }
+        }
+    }
+    let [a, b, c, d] = sums;
+    (maximum, s.sum(s.add(s.add(a, b), s.add(c, d))))
 }
 
-/// Scale the outputs of `R` queries and add weights times values, `V` vectors of columns.
+/// Weights of `R` queries times values.
 #[inline(always)]
 fn add_values<K: Kernel, const R: usize, const V: usize>(
     k: K,
-    tile: &Tile,
-    weights: &[u32],
-    (output, scales): (&mut [f32], &[f32; LANES]),
+    work: &Work<'_>,
+    (split, tiles): (usize, &[Tile; TILES]),
+    first: usize,
+    (part, weights): (&mut State, &mut [f32]),
+) {
+    let padded_dim = work.context.layout.padded_dim;
+    let (seen, _) = work.tiles(first..first + R, split);
+    let mut rows = [std::ptr::null(); R];
+    for (row, start) in rows.iter_mut().enumerate() {
+        *start = weights[(first + row) * SPLIT..(first + row + 1) * SPLIT].as_ptr().cast();
+    }
+    let output = &mut part.output[first * padded_dim..(first + R) * padded_dim];
+    let mut column = 0;
+    while column + V * LANES <= padded_dim {
+        add_columns::<K, R, V>(k, (tiles, seen.clone()), rows, output, (column, padded_dim));
+        column += V * LANES;
+    }
+    while column < padded_dim {
+        add_columns::<K, R, 1>(k, (tiles, seen.clone()), rows, output, (column, padded_dim));
+        column += LANES;
+    }
+}
+
+/// `V` vectors of columns of the outputs of `R` queries.
+#[inline(always)]
+fn add_columns<K: Kernel, const R: usize, const V: usize>(
+    k: K,
+    (tiles, seen): (&[Tile; TILES], Range<usize>),
+    weights: [*const u32; R],
+    output: &mut [f32],
     (column, padded_dim): (usize, usize),
 ) {
     let s = k.simd();
     let mut sums = [[s.splat(0.0); V]; R];
-    for row in 0..R {
-        let scale = s.splat(scales[row]);
-        for vector in 0..V {
-            let at = row * padded_dim + column + vector * LANES;
-            // SAFETY: bounds are checked by the slice.
-            let before = unsafe { s.load(output[at..at + LANES].as_ptr()) };
-            sums[row][vector] = s.mul(before, scale);
-        }
-    }
-    let rows = LANES / K::PER_WORD;
-    let row_weights = TILE / K::PER_WORD;
-    assert!(weights.len() >= R * row_weights);
-    for (group, &values) in tile.values.iter().enumerate() {
-        for word in 0..rows {
-            if let Some(next) = tile.next {
-                let at = LANES * padded_dim / K::PER_WORD + word * padded_dim + column;
-                for vector in 0..V {
-                    k.prefetch(next[group].wrapping_add(at + vector * LANES));
-                }
-            }
-            // SAFETY: a group holds `rows * padded_dim` words, `weights` R rows of a tile.
-            unsafe {
-                let from = values.add(word * padded_dim + column);
-                let mut b = [k.load_words(from); V];
-                for vector in 1..V {
-                    b[vector] = k.load_words(from.add(vector * LANES));
-                }
-                for row in 0..R {
-                    let weight = *weights.as_ptr().add(row * row_weights + group * rows + word);
-                    let a = k.splat_word(weight);
+    let group_rows = LANES / K::PER_WORD;
+    for index in seen {
+        let tile = &tiles[index];
+        for (group, &values) in tile.values.iter().enumerate() {
+            let at = (index * 4 + group) * group_rows;
+            for word in 0..group_rows {
+                if let (true, Some(later)) = (tile.fetches, tile.later_keys) {
                     for vector in 0..V {
-                        sums[row][vector] = k.dot(sums[row][vector], a, b[vector]);
+                        let line = word * padded_dim + column + vector * LANES;
+                        k.prefetch(later[group].wrapping_add(line));
+                    }
+                }
+                // SAFETY: a group holds `group_rows * padded_dim` words, `weights` a split each.
+                unsafe {
+                    let from = values.add(word * padded_dim + column);
+                    let mut b = [k.load_words(from); V];
+                    for vector in 1..V {
+                        b[vector] = k.load_words(from.add(vector * LANES));
+                    }
+                    for row in 0..R {
+                        let a = k.splat_word(*weights[row].add(at + word));
+                        for vector in 0..V {
+                            sums[row][vector] = k.dot(sums[row][vector], a, b[vector]);
+                        }
                     }
                 }
             }
         }
     }
-    for row in 0..R {
-        for vector in 0..V {
+    for (row, sums) in sums.iter().enumerate() {
+        for (vector, &sum) in sums.iter().enumerate() {
             let at = row * padded_dim + column + vector * LANES;
             // SAFETY: bounds are checked by the slice.
-            unsafe { s.store(output[at..at + LANES].as_mut_ptr(), sums[row][vector]) };
+            unsafe { s.store(output[at..at + LANES].as_mut_ptr(), sum) };
         }
     }
 }
@@ -507,7 +505,7 @@ fn merge<K: Kernel>(k: K, total: &mut State, query: usize, part: Partial<'_>) {
     scales[0] = before - highest;
     scales[1] = maximum - highest;
     // SAFETY: the array is a vector long.
-    unsafe { s.store(scales.as_mut_ptr(), exp(s, s.load(scales.as_ptr()))) };
+    unsafe { s.store(scales.as_mut_ptr(), exp2(s, s.load(scales.as_ptr()))) };
     total.maximum[query] = highest;
     total.sum[query] = total.sum[query] * scales[0] + sum * scales[1];
     let (old, new) = (s.splat(scales[0]), s.splat(scales[1]));
@@ -535,22 +533,20 @@ fn store_partials(context: &AttendContext<'_>, first: usize, state: &State, quer
     }
 }
 
-/// Merge the partial results of an item's splits, `num_splits` times its queries, and store them.
+/// Merge the partial results of a token's splits and store them.
 #[inline(always)]
 pub(crate) fn merge_partials<K: Kernel>(
     k: K,
     context: &AttendContext<'_>,
-    item: &AttendItem,
+    item: &MergeItem,
     scratch: &mut Scratch,
 ) {
     let shared = context.heads.num_heads / context.heads.num_kv_heads;
-    let queries = item.num_tokens * shared;
     let padded_dim = context.layout.padded_dim;
-    let Some(first) = item.partial else { return };
-    scratch.total.reset(queries, padded_dim);
-    for query in 0..queries {
-        for split in 0..item.splits.len() {
-            let row = context.partials.row(first + split * queries + query).cast_const();
+    scratch.total.reset(shared, padded_dim);
+    for query in 0..shared {
+        for &part in &context.parts[item.parts.clone()] {
+            let row = context.partials.row(part + query).cast_const();
             // SAFETY: an item wrote this row in the job before.
             let part = unsafe {
                 let output = std::slice::from_raw_parts(row, padded_dim);
@@ -558,23 +554,27 @@ pub(crate) fn merge_partials<K: Kernel>(
             };
             merge(k, &mut scratch.total, query, part);
         }
-        let token = item.first_token + query / shared;
-        let head = item.kv_head * shared + query % shared;
-        let output = &scratch.total.output[query * padded_dim..][..padded_dim];
-        store_output(k, context, (token, head), (output, scratch.total.sum[query]));
+        let head = item.kv_head * shared + query;
+        finish(k, context, (item.token, head), (&mut scratch.total, query));
     }
 }
 
-/// Divide by the sum and store one head of one token.
+static NO_VALUES: [f32; MAX_HEAD_DIM] = [0.0; MAX_HEAD_DIM];
+
+/// Add the sink, divide by the sum and store one head of one token.
 #[inline(always)]
-fn store_output<K: Kernel>(
+fn finish<K: Kernel>(
     k: K,
     context: &AttendContext<'_>,
     (token, head): (usize, usize),
-    (output, sum): (&[f32], f32),
+    (total, query): (&mut State, usize),
 ) {
     let s = k.simd();
-    let head_dim = context.layout.head_dim;
+    let KvLayout { head_dim, padded_dim, .. } = context.layout;
+    if let Some(sinks) = context.sinks {
+        merge(k, total, query, (&NO_VALUES[..padded_dim], sinks[head] * LOG2_E, 1.0));
+    }
+    let (output, _, sum) = partial_of(total, query, padded_dim);
     let sum = s.splat(sum);
     let row = context.output.row(token);
     for (index, chunk) in output.chunks_exact(LANES).enumerate() {

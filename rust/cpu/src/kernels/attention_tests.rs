@@ -4,7 +4,9 @@ use std::sync::Mutex;
 
 use crate::attention_step::{AttendPlan, AttendRow};
 use crate::kernels::Kernels;
-use crate::kernels::attention::{AttendContext, Scratch, partial_stride};
+use crate::kernels::attention::{
+    AttendContext, MAX_QUERIES, SPLIT, Scratch, partial_stride, query_scale,
+};
 use crate::kernels::rotate::{HeadShape, Layer, RotateTask};
 use crate::kv::{KvPool, KvSpec};
 use crate::memory::Region;
@@ -17,6 +19,14 @@ struct Model {
     window: Option<usize>,
     page_size: usize,
     norm: Option<Norm>,
+    soft_cap: Option<f32>,
+    sinks: Option<Vec<f32>>,
+}
+
+impl Model {
+    fn plain(heads: HeadShape, window: Option<usize>, page_size: usize) -> Model {
+        Model { heads, window, page_size, norm: None, soft_cap: None, sinks: None }
+    }
 }
 
 struct Sequence {
@@ -124,6 +134,7 @@ impl Harness<'_> {
             heads,
             qkv: qkv.rows(width(heads)),
             queries: queries.rows(stride),
+            query_scale: query_scale((heads.head_dim as f32).powf(-0.5), self.model.soft_cap),
             rotary: &self.rotary,
             query_norm: self.model.norm.as_ref(),
             key_norm: self.model.norm.as_ref(),
@@ -133,18 +144,22 @@ impl Harness<'_> {
             pages: &pages,
             tokens: 0..positions.len(),
         });
-        let plan = AttendPlan::new(&rows, heads, self.model.window);
+        let plan = AttendPlan::new(&rows, layout.page_size, heads, self.model.window);
         let mut output = Region::new(positions.len() * out_words(self.kernels, heads));
-        let mut partials = Region::new(plan.partial_rows(heads).max(1) * partial_stride(layout));
+        let mut partials = Region::new(plan.num_partials.max(1) * partial_stride(layout));
         let context = AttendContext {
             heads,
             window: self.model.window,
+            soft_cap: self.model.soft_cap,
+            sinks: self.model.sinks.as_deref(),
             layout,
             layer,
             queries: queries.rows(stride),
             output: output.rows(out_words(self.kernels, heads)),
             partials: partials.rows(partial_stride(layout)),
             rows: &rows,
+            members: &plan.members,
+            parts: &plan.parts,
         };
         plan.run(&self.pool, self.kernels, &context, &self.scratch);
         for &(s, count) in step {
@@ -243,10 +258,13 @@ fn expected(model: &Model, sequence: &Sequence, position: usize, head: usize) ->
         .map(|key| {
             let key = turned(key, num_heads + kv_head);
             let dot: f64 = query.iter().zip(key).map(|(q, k)| q * k).sum();
-            (dot / (head_dim as f64).sqrt()).exp()
+            let score = dot / (head_dim as f64).sqrt();
+            let cap = model.soft_cap.map(f64::from);
+            cap.map_or(score, |cap| cap * (score / cap).tanh()).exp()
         })
         .collect();
-    let total: f64 = scores.iter().sum();
+    let sink = model.sinks.as_ref().map_or(0.0, |sinks| f64::from(sinks[head]).exp());
+    let total = scores.iter().sum::<f64>() + sink;
     let value_at = (num_heads + num_kv_heads + kv_head) * head_dim;
     (0..head_dim)
         .map(|dim| {
@@ -268,13 +286,22 @@ fn element(kernels: Kernels, words: &[u32], index: usize) -> f64 {
 fn attention_agrees_with_float64() {
     let mut random = Random::new(3);
     for kernels in every_kernel() {
-        for (window, page_size, normed) in
-            [(None, 16, false), (None, 32, true), (Some(40), 16, false), (Some(7), 5, true)]
-        {
+        for (window, page_size, normed, soft_cap, has_sinks) in [
+            (None, 16, false, None, false),
+            (None, 32, true, Some(1.5), false),
+            (Some(40), 16, false, None, true),
+            (Some(7), 5, true, Some(0.7), true),
+        ] {
             let mut norm = Norm::new(kernels.element, HEADS.head_dim, 1e-5);
             let weight: Vec<f32> = (0..HEADS.head_dim).map(|_| bf16(random.normal())).collect();
             norm.load(Source::new(Element::F32, &bytes(&weight))).unwrap();
-            let model = Model { heads: HEADS, window, page_size, norm: normed.then_some(norm) };
+            let sinks: Vec<f32> = (0..HEADS.num_heads).map(|_| 3.0 * random.normal()).collect();
+            let model = Model {
+                norm: normed.then_some(norm),
+                soft_cap,
+                sinks: has_sinks.then_some(sinks),
+                ..Model::plain(HEADS, window, page_size)
+            };
             let sequences = [sequence(&mut random, HEADS, 300)];
             let out = run(kernels, &model, &sequences, &alone(&sequences, 300), 1);
             let out_words = out_words(kernels, HEADS);
@@ -302,11 +329,18 @@ fn attention_agrees_with_float64() {
 fn bits_do_not_depend_on_batch_chunk_page_size_or_threads() {
     let mut random = Random::new(5);
     for kernels in every_kernel() {
-        for (window, head_dim) in [(None, 24), (Some(100), 16), (None, 64)] {
+        for (window, head_dim, soft_cap) in
+            [(None, 24, None), (Some(100), 16, None), (None, 64, Some(0.9))]
+        {
             let heads = HeadShape { head_dim, ..HEADS };
             let sequences: Vec<Sequence> =
                 [600, 1, 17, 320].map(|len| sequence(&mut random, heads, len)).into();
-            let model = |page_size| Model { heads, window, page_size, norm: None };
+            let sinks = soft_cap.map(|cap: f32| vec![cap; heads.num_heads]);
+            let model = |page_size| Model {
+                soft_cap,
+                sinks: sinks.clone(),
+                ..Model::plain(heads, window, page_size)
+            };
             let reference = run(kernels, &model(16), &sequences, &alone(&sequences, 1000), 1);
             let singly = run(kernels, &model(16), &sequences, &alone(&sequences, 1), 2);
             assert!(reference == singly, "{:?} one token at a time", kernels.isa);
@@ -317,6 +351,82 @@ fn bits_do_not_depend_on_batch_chunk_page_size_or_threads() {
             }
         }
     }
+}
+
+/// Outputs of steps after all sequences have come by the first one's first `shared` tokens: in the
+/// same pages, or in copies.
+fn after_prefix(
+    kernels: Kernels,
+    model: &Model,
+    sequences: &[Sequence],
+    (shared, is_copied): (usize, bool),
+    steps: &[Vec<(usize, usize)>],
+) -> Vec<Vec<u32>> {
+    let mut harness = Harness::new(kernels, model, sequences, 2);
+    harness.step(&[(0, shared)]);
+    let whole = shared / model.page_size;
+    for s in 1..sequences.len() {
+        for index in 0..whole {
+            let (from, to) = (harness.pages[index], s * harness.table_len + index);
+            if is_copied {
+                harness.kv.move_page(from as usize, harness.pages[to] as usize, model.page_size);
+            } else {
+                harness.pages[to] = from;
+            }
+        }
+    }
+    harness.computed.fill(shared);
+    steps.iter().map(|step| harness.step(step).as_slice().to_vec()).collect()
+}
+
+#[test]
+fn rows_that_share_pages_have_the_bits_of_rows_that_do_not() {
+    let mut random = Random::new(8);
+    for kernels in every_kernel() {
+        for (num_heads, window, page_size) in
+            [(6, None, 16), (6, Some(600), 16), (4, None, 48), (6, None, 10)]
+        {
+            let heads = HeadShape { num_heads, ..HEADS };
+            // More rows than one item takes, of several lengths beyond the prefix.
+            let count = MAX_QUERIES / (num_heads / 2) + 3;
+            let shared = (2 * SPLIT + 200) / page_size * page_size;
+            let lens = (0..count).map(|i| shared + 3 + i * 37 % 100);
+            let sequences: Vec<Sequence> =
+                lens.map(|len| sequence(&mut random, heads, len)).collect();
+            let model = Model::plain(heads, window, page_size);
+            let own = |s: usize| sequences[s].len - shared;
+            // Chunks, some of them short enough to share, then two times one token.
+            let chunks = (0..count).map(|s| (s, own(s) - 2)).collect();
+            let single: Vec<(usize, usize)> = (0..count).map(|s| (s, 1)).collect();
+            let steps = [chunks, single.clone(), single];
+            let [together, apart] = [false, true].map(|is_copied| {
+                after_prefix(kernels, &model, &sequences, (shared, is_copied), &steps)
+            });
+            assert!(together == apart, "{:?} page size {page_size}", kernels.isa);
+        }
+    }
+}
+
+#[test]
+fn shared_pages_are_read_once_per_group_of_rows() {
+    let heads = HEADS;
+    let table = |own: u32| (1..=32).chain([own]).collect::<Vec<u32>>();
+    let rows: Vec<AttendRow> = (0..5)
+        .map(|i| AttendRow { tokens: i..i + 1, computed_len: 520, table: table(40 + i as u32) })
+        .collect();
+    let plan = AttendPlan::new(&rows, 16, heads, None);
+    // Two splits of five rows, and each row's own rest, for two kv heads.
+    assert_eq!(plan.num_items(), 2 * (2 + 5));
+    let other: Vec<AttendRow> = rows
+        .iter()
+        .map(|row| AttendRow {
+            table: (100 * row.tokens.end as u32..).take(33).collect(),
+            ..row.clone()
+        })
+        .collect();
+    let plan =
+        AttendPlan::new(&other, 16, HeadShape { num_heads: 8, num_kv_heads: 8, ..heads }, None);
+    assert_eq!((plan.num_items(), plan.num_partials), (8 * 5, 0));
 }
 
 #[test]

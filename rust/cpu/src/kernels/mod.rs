@@ -14,5 +14,6 @@ pub(crate) mod rotate;
 pub(crate) mod rows;
 pub(crate) mod scan;
 mod table;
+mod tiles;
 
 pub(crate) use table::Kernels;

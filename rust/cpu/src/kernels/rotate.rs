@@ -20,6 +20,7 @@ pub(crate) struct RotateTask<'a> {
     pub(crate) heads: HeadShape,
     pub(crate) qkv: Rows<f32>,     // [tokens][query | key | value]
     pub(crate) queries: Rows<u32>, // [tokens][heads][padded_dim] elements, scaled
+    pub(crate) query_scale: f32,
     pub(crate) rotary: &'a Rotary,
     pub(crate) query_norm: Option<&'a Norm>,
     pub(crate) key_norm: Option<&'a Norm>,
@@ -45,7 +46,6 @@ type Head = [f32; MAX_HEAD_DIM];
 #[inline(always)]
 pub(crate) fn rotate<K: Kernel>(k: K, task: &RotateTask<'_>) {
     let HeadShape { num_heads, num_kv_heads, head_dim } = task.heads;
-    let scale = (head_dim as f32).powf(-0.5);
     let mut head: Head = [0.0; MAX_HEAD_DIM];
     let mut words = [[0; MAX_HEAD_DIM]; 2];
     for token in task.tokens.clone() {
@@ -62,7 +62,7 @@ pub(crate) fn rotate<K: Kernel>(k: K, task: &RotateTask<'_>) {
                     (&mut head, task.query_norm),
                 );
                 let to = queries.add(index * task.layout.dim_words);
-                store_query(k, &head, scale, to, task.layout.padded_dim);
+                store_query(k, &head, task.query_scale, to, task.layout.padded_dim);
             }
         }
         for index in 0..num_kv_heads {

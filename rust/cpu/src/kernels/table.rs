@@ -1,7 +1,7 @@
 //! One function per kernel, instruction set and element type: where generic code meets
 //! `#[target_feature]`.
 
-use super::attention::{AttendContext, AttendItem, Scratch};
+use super::attention::{AttendContext, AttendItem, MergeItem, Scratch};
 use super::linear::LinearTask;
 use super::quantise::QuantiseTask;
 use super::rotate::RotateTask;
@@ -27,7 +27,7 @@ pub(crate) struct Kernels {
     checksum: unsafe fn(&[u32]) -> f32,
     rotate: unsafe fn(&RotateTask<'_>),
     attend: AttendFunction,
-    merge: AttendFunction,
+    merge: MergeFunction,
     extent: unsafe fn(&[f32], usize) -> Extent,
     exp_sum: unsafe fn(&[f32], f32) -> f32,
     scale: unsafe fn(&mut [f32], f32, f32),
@@ -39,6 +39,7 @@ pub(crate) struct Kernels {
 
 type VisitFunction = unsafe fn(&[f32], f32, &mut dyn FnMut(u32, f32));
 type AttendFunction = unsafe fn(&AttendContext<'_>, &AttendItem, &mut Scratch);
+type MergeFunction = unsafe fn(&AttendContext<'_>, &MergeItem, &mut Scratch);
 
 macro_rules! table {
     ($name:ident, $isa:expr, $element:expr, $kernel:ty $(, $feature:literal)?) => {
@@ -84,7 +85,7 @@ macro_rules! table {
                 crate::kernels::attention::attend(kernel(), context, item, scratch);
             }
             $(#[target_feature(enable = $feature)])?
-            unsafe fn merge(context: &AttendContext<'_>, item: &AttendItem, scratch: &mut Scratch) {
+            unsafe fn merge(context: &AttendContext<'_>, item: &MergeItem, scratch: &mut Scratch) {
                 crate::kernels::attention::merge_partials(kernel(), context, item, scratch);
             }
             $(#[target_feature(enable = $feature)])?
@@ -146,7 +147,7 @@ table!(portable_bf16, Isa::Portable, Element::Bf16, PortableBf16);
 mod x86 {
     use super::{
         AttendContext, AttendItem, Element, EmbedTask, Extent, FiniteTask, Isa, Kernels,
-        LinearTask, NoiseTask, QuantiseTask, RotateTask, RowsTask, Scratch,
+        LinearTask, MergeItem, NoiseTask, QuantiseTask, RotateTask, RowsTask, Scratch,
     };
     use crate::simd::{Avx2, Avx2Bf16, Avx512, Avx512Bf16};
 
@@ -243,7 +244,7 @@ impl Kernels {
     pub(crate) fn merge_partials(
         self,
         context: &AttendContext<'_>,
-        item: &AttendItem,
+        item: &MergeItem,
         scratch: &mut Scratch,
     ) {
         // SAFETY: `new` has checked the instructions.

@@ -97,6 +97,10 @@ impl Simd for Avx2 {
         })
     }
     #[inline(always)]
+    fn scale_by_power(self, a: Pair, n: Pair) -> Pair {
+        self.mul(a, self.power_of_two(self.max(self.splat(-127.0), n)))
+    }
+    #[inline(always)]
     fn select(self, bits: u16, kept: Pair, other: Pair) -> Pair {
         op!({
             let lanes = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);

@@ -10,8 +10,8 @@ use std::arch::x86_64::{
     _mm512_cvtsepi32_epi8, _mm512_div_ps, _mm512_dpbf16_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps,
     _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_blend_ps, _mm512_max_ps, _mm512_min_ps,
     _mm512_mul_ps, _mm512_reduce_add_ps, _mm512_reduce_max_ps, _mm512_roundscale_ps,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_ps,
-    _mm512_sub_ps,
+    _mm512_scalef_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_slli_epi32, _mm512_srli_epi32,
+    _mm512_storeu_ps, _mm512_sub_ps,
 };
 
 use super::{Bytes, Kernel, Simd};
@@ -83,6 +83,10 @@ impl Simd for Avx512 {
             let biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
             _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
         })
+    }
+    #[inline(always)]
+    fn scale_by_power(self, a: __m512, n: __m512) -> __m512 {
+        op!(_mm512_scalef_ps(a, n))
     }
     #[inline(always)]
     fn select(self, bits: u16, kept: __m512, other: __m512) -> __m512 {

@@ -17,7 +17,7 @@ pub(crate) use avx2::{Avx2, Avx2Bf16};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::{Avx512, Avx512Bf16};
 pub(crate) use bytes::Bytes;
-pub(crate) use math::{exp, load_prefix, store_prefix};
+pub(crate) use math::{exp, exp2, load_prefix, store_prefix};
 pub(crate) use portable::{Portable, PortableBf16, bf16_from_f32};
 
 /// Lanes of a vector, and tokens of a KV group.
@@ -43,6 +43,8 @@ pub(crate) trait Simd: Copy {
     fn round(self, a: Self::F) -> Self::F;
     /// `2^n` for whole n in -126..=127; 0 for -127.
     fn power_of_two(self, n: Self::F) -> Self::F;
+    /// `a * 2^n` for whole n up to 127; 0 where n is -200.
+    fn scale_by_power(self, a: Self::F, n: Self::F) -> Self::F;
     /// Lanes of `kept` where the bit is set, of `other` elsewhere.
     fn select(self, bits: u16, kept: Self::F, other: Self::F) -> Self::F;
     /// Which lanes of `a` are less than those of `b`.

@@ -74,6 +74,10 @@ impl Simd for Portable {
         lanes!(i => f32::from_bits(((n[i] as i32 + 127) as u32) << 23))
     }
     #[inline(always)]
+    fn scale_by_power(self, a: Self::F, n: Self::F) -> Self::F {
+        self.mul(a, self.power_of_two(self.max(self.splat(-127.0), n)))
+    }
+    #[inline(always)]
     fn select(self, bits: u16, kept: Self::F, other: Self::F) -> Self::F {
         lanes!(i => if bits >> i & 1 == 1 { kept[i] } else { other[i] })
     }
