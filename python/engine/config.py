@@ -116,6 +116,12 @@ class SchedulerOptions:
     target_step_ms: float = setting(
         200.0, "step time that the default token budget aims at", minimum=1
     )
+    target_mixed_step_ms: float = setting(
+        40.0,
+        "the same for steps in which other requests get their next token: how long a prompt may "
+        "hold them up; higher: first tokens come sooner",
+        minimum=1,
+    )
     schedule_policy: str = setting("fcfs", "queue order", choices=("fcfs", "lpm", "priority"))
     schedule_conservativeness: float = setting(
         1.0, "above 1: admit fewer requests, retract less", minimum=0

@@ -19,6 +19,8 @@ class CoreConfig:
         max_queued_requests: interactive requests that may wait; further ones are refused (503).
         max_queued_batch_requests: the same for requests of class 1.
         max_batch_tokens: token budget of a step.
+        max_mixed_tokens: token budget of a step in which sequences decode; prompts always get an
+            eighth of `max_batch_tokens`. None: the same budget.
         max_chunk_tokens: the most that one prompt gets of it; None: all that is left.
         max_context_len: tokens of a sequence, prompt and output.
         eos_token_ids: ids that end a sequence unless it ignores them.
@@ -44,6 +46,7 @@ class CoreConfig:
     max_queued_requests: int | None = None
     max_queued_batch_requests: int | None = None
     max_batch_tokens: int = 2048
+    max_mixed_tokens: int | None = None
     max_chunk_tokens: int | None = None
     max_context_len: int
     vocab_size: int

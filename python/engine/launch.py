@@ -166,9 +166,8 @@ def build(
         time.monotonic() - started_at,
     )
     _step_time(runner, sizes, _widths(sizes)[0])  # backends prepare much in their first step
-    budget = config.scheduler.max_prefill_tokens or _measured_budget(runner, sizes, config, logger)
     core_config = replace(
-        _core_config(config, checkpoint, sizes, budget),
+        _core_config(config, checkpoint, sizes, _budget(runner, sizes, config, logger)),
         overlap_depth=0 if config.scheduler.disable_overlap_schedule else runner.overlap_depth,
     )
     core = Core(core_config.to_json())
@@ -301,7 +300,7 @@ def _available(sizes: _Sizes) -> str:
 
 
 def _core_config(
-    config: EngineConfig, checkpoint: Checkpoint, sizes: _Sizes, budget: int
+    config: EngineConfig, checkpoint: Checkpoint, sizes: _Sizes, budget: _Budget
 ) -> CoreConfig:
     scheduler, runner = config.scheduler, sizes.runner
     ratio_init, ratio_min = resources.new_token_ratios(scheduler.schedule_conservativeness)
@@ -311,7 +310,8 @@ def _core_config(
         num_pages=runner.num_pages,
         max_running_requests=runner.max_running_requests,
         max_queued_requests=scheduler.max_queued_requests,
-        max_batch_tokens=budget,
+        max_batch_tokens=budget.tokens,
+        max_mixed_tokens=budget.mixed_tokens,
         max_chunk_tokens=resources.chunk_tokens(scheduler),
         max_context_len=runner.max_context_len,
         vocab_size=checkpoint.config.vocab_size,
@@ -324,7 +324,7 @@ def _core_config(
         new_token_ratio_init=ratio_init,
         new_token_ratio_min=ratio_min,
         arena_bytes=resources.arena_bytes(
-            runner.max_running_requests, budget, runner.max_context_len
+            runner.max_running_requests, budget.tokens, runner.max_context_len
         ),
         tokenizer_json=checkpoint.tokenizer.to_json(),
     )
@@ -355,10 +355,18 @@ def _facts(
     )
 
 
-def _measured_budget(
-    runner: Runner, sizes: _Sizes, config: EngineConfig, logger: logging.Logger
-) -> int:
-    """The step budget that meets the target step time on this machine."""
+@dataclass(frozen=True, slots=True)
+class _Budget:
+    """Most tokens of a step, and of one in which sequences decode (None: as many)."""
+
+    tokens: int
+    mixed_tokens: int | None
+
+
+def _budget(runner: Runner, sizes: _Sizes, config: EngineConfig, logger: logging.Logger) -> _Budget:
+    """What the settings say, or what meets the target step times on this machine."""
+    if config.scheduler.max_prefill_tokens is not None:
+        return _Budget(config.scheduler.max_prefill_tokens, None)
     target_s = config.scheduler.target_step_ms / 1000
     times: list[tuple[int, float]] = []
     give_up_at = time.monotonic() + MEASURE_LIMIT_S
@@ -370,14 +378,18 @@ def _measured_budget(
         times.append((width, best))
         if best > target_s or time.monotonic() > give_up_at:
             break
-    budget = resources.step_budget(times, target_s)
+    mixed_target_s = config.scheduler.target_mixed_step_ms / 1000
+    tokens = resources.step_budget(times, target_s)
+    mixed = resources.step_budget(times, mixed_target_s, resources.MIN_MIXED_TOKENS)
     logger.info(
-        "Step times: %s; budget for %.0f ms: %d tokens",
+        "Step times: %s; budget for %.0f ms: %d tokens, for %.0f ms while others decode: %d",
         ", ".join(f"{width} tokens {1000 * elapsed:.1f} ms" for width, elapsed in times),
         config.scheduler.target_step_ms,
-        budget,
+        tokens,
+        config.scheduler.target_mixed_step_ms,
+        mixed,
     )
-    return budget
+    return _Budget(tokens, mixed)
 
 
 def _widths(sizes: _Sizes) -> list[int]:

@@ -31,6 +31,8 @@ DEVICE_GRAPH_ROWS: Final = 160
 DEVICE_RUNTIME_BYTES: Final = 1 * GIB
 # The step budget that is derived from measured times stays in these bounds.
 MIN_BUDGET_TOKENS: Final = 128
+# With fewer rows weights are read from memory for too little use: prompts would take longer.
+MIN_MIXED_TOKENS: Final = 64
 MAX_BUDGET_TOKENS: Final = 8192
 
 
@@ -216,12 +218,15 @@ def chunk_tokens(options: SchedulerOptions) -> int | None:
     return requested
 
 
-def step_budget(times: Sequence[tuple[int, float]], target_s: float) -> int:
+def step_budget(
+    times: Sequence[tuple[int, float]], target_s: float, least: int = MIN_BUDGET_TOKENS
+) -> int:
     """The most tokens of a step that should take `target_s`.
 
     Args:
         times: measured `(tokens, seconds)` by growing tokens, one at least.
         target_s: how long a step may take.
+        least: what it may have however long that takes.
     """
     width, elapsed = times[-1]
     if len(times) == 1:
@@ -231,7 +236,7 @@ def step_budget(times: Sequence[tuple[int, float]], target_s: float) -> int:
         token_s = max((elapsed - earlier) / (width - earlier_width), 1e-9)
         fixed_s = max(elapsed - token_s * width, 0.0)
     tokens = int(max(target_s - fixed_s, 0.0) / token_s)
-    return max(MIN_BUDGET_TOKENS, min(tokens, MAX_BUDGET_TOKENS))
+    return max(least, min(tokens, MAX_BUDGET_TOKENS))
 
 
 def new_token_ratios(conservativeness: float) -> tuple[float, float]:

@@ -98,6 +98,13 @@ def test_step_budgets(times: list[tuple[int, float]], target_s: float, expected:
     assert resources.step_budget(times, target_s) == pytest.approx(expected, abs=1)
 
 
+def test_steps_in_which_sequences_decode_have_a_budget_of_their_own() -> None:
+    times = [(64, 0.05), (256, 0.1)]
+    least = resources.MIN_MIXED_TOKENS
+    assert resources.step_budget(times, 0.06, least) == pytest.approx(102, abs=1)
+    assert resources.step_budget(times, 0.04, least) == least
+
+
 def test_conservativeness_scales_the_ratio() -> None:
     assert resources.new_token_ratios(1.0) == pytest.approx((0.7, 0.098))
     assert resources.new_token_ratios(2.0) == pytest.approx((1.0, 0.14))
@@ -119,6 +126,7 @@ def test_an_order_of_priorities_needs_the_policy() -> None:
         ("decode_log_interval", 0),
         ("decode_log_interval", None),
         ("target_step_ms", 0.5),
+        ("target_mixed_step_ms", 0.5),
         ("max_queued_requests", 0),
         ("stream_interval", "1"),
         ("page_size", True),

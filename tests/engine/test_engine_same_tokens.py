@@ -17,6 +17,7 @@ from trunkline.engine.local import EngineHost
 from trunkline.engine.native_request import RequestContext, parse_generate
 from trunkline.engine.runner import Runner
 from trunkline.engine.validation import Limits
+from trunkline.kernels.cpu.backend import THREADS_VARIABLE
 from trunkline.plan import Plan
 
 Case = dict[str, Any]
@@ -98,6 +99,38 @@ def test_in_chunks_of_17(tiny_model: str, requests: list[Case], alone: list[Any]
     settings = SETTINGS | {"chunked_prefill_size": 17}
     with Engine(tiny_model, max_total_tokens=8192, **settings) as engine:
         assert tokens(run(engine, requests)) == alone
+
+
+def long_cases(count: int) -> list[Case]:
+    """Requests that share a prefix longer than a split of attention (256 tokens)."""
+    rng = random.Random(6)
+    prefix = [rng.randrange(5, 300) for _ in range(300)]
+    made = []
+    for index in range(count):
+        own = [rng.randrange(5, 300) for _ in range(rng.randint(1, 60))]
+        sampling = {
+            "max_new_tokens": rng.randint(2, 12),
+            "sampling_seed": index,
+            "temperature": 0.8 * (index % 2),
+        }
+        made.append({"input_ids": prefix + own, "sampling_params": sampling})
+    return made
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_64_that_share_a_long_prefix_with_any_number_of_threads(
+    tiny_model: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = long_cases(64)
+    expected: list[Any] = []
+    for threads, chunk in (("1", -1), ("2", 50)):
+        monkeypatch.setenv(THREADS_VARIABLE, threads)
+        settings = SETTINGS | {"dtype": dtype, "chunked_prefill_size": chunk}
+        with Engine(tiny_model, max_total_tokens=32_768, **settings) as engine:
+            expected = expected or tokens(run_alone(engine, requests))
+            assert engine.flush_cache()
+            for _ in range(2):  # the second time from the cache
+                assert tokens(run(engine, requests)) == expected
 
 
 def test_after_retraction(tiny_model: str, requests: list[Case], alone: list[Any]) -> None:

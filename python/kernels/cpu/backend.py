@@ -31,6 +31,7 @@ from trunkline.kernels.interface import (
     PendingResult,
     ProgramSizes,
     RotarySpec,
+    Weight,
 )
 from trunkline.plan import Plan
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ from trunkline.engine.client import Client
 from trunkline.engine.fleet import Fleet
 from trunkline.engine.process import (
     BACKOFF_S,
+    CLIENT,
     STABLE_S,
     EngineProcess,
     child_environment,
@@ -98,7 +100,7 @@ class ApiWorkers:
         self._engines = engines
         self._listeners = listeners
         self._children: dict[int, _Child] = {}  # by place
-        self._numbers = iter(range(2, sys.maxsize))
+        self._numbers = itertools.count(CLIENT + 1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns = Turns(engines, client, self._children.values)
         self._is_serving = False

@@ -8,8 +8,8 @@ pub type Record = (String, Vec<Option<usize>>);
 
 /// A recorded program.
 ///
-/// Buffers are `("wide", "operand" or "quantised", width)`; operations a name and the numbers of weights and
-/// buffers in the order of the fields of `Operation`, and floats as the bits of a float32.
+/// Buffers are `("wide", "operand" or "quantised", width)`; operations a name and the numbers of
+/// weights and buffers in the order of the fields of `Operation`, and floats as the bits of a float32.
 #[derive(Clone, Debug)]
 pub struct Recording {
     /// Buffers by number.

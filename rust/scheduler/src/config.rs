@@ -25,6 +25,7 @@ pub struct Config {
     pub max_queued_requests: Option<u32>,
     pub max_queued_batch_requests: Option<u32>,
     pub max_batch_tokens: u32,
+    pub max_mixed_tokens: Option<u32>,
     pub max_chunk_tokens: Option<u32>,
     pub max_context_len: u32,
     pub vocab_size: u32,
@@ -80,6 +81,7 @@ impl Config {
         for (field, value) in [
             ("max_queued_requests", self.max_queued_requests),
             ("max_queued_batch_requests", self.max_queued_batch_requests),
+            ("max_mixed_tokens", self.max_mixed_tokens),
             ("max_chunk_tokens", self.max_chunk_tokens),
         ] {
             at_least(field, value.unwrap_or(1), 1)?;
@@ -120,8 +122,23 @@ impl Config {
     /// One token in eight of the budget is out of reach of decoding rows, so that a prompt always
     /// progresses by that much; no more sequences run than leaves every one of them its next token.
     pub fn max_running(&self) -> u32 {
-        let share = self.max_batch_tokens.div_ceil(PROMPT_SHARE);
-        self.max_running_requests.min(self.max_batch_tokens - share)
+        self.max_running_requests.min(self.max_batch_tokens - self.prompt_share())
+    }
+
+    /// Tokens of every step that prompts may have, whatever decodes.
+    fn prompt_share(&self) -> u32 {
+        self.max_batch_tokens.div_ceil(PROMPT_SHARE)
+    }
+
+    /// Tokens that prompts may have in a step that has rows of `decoding` tokens in all.
+    pub(crate) fn prompt_budget(&self, decoding: u32) -> u32 {
+        let left = self.max_batch_tokens - decoding;
+        match self.max_mixed_tokens {
+            Some(most) if decoding > 0 => {
+                left.min(most.saturating_sub(decoding).max(self.prompt_share()))
+            }
+            _ => left,
+        }
     }
 
     /// Pages that can hold KV: all but page 0.

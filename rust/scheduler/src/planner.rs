@@ -6,7 +6,8 @@
 //! * Every running sequence that lacks one token before its next output has a row in the step (if
 //!   there is a page for it): rows for prompts come from what is left of the budget.
 //! * At least one token in eight of the budget is left for prompts (`Config::max_running`), and the
-//!   first prompt in order always gets it. A prompt passed over for `aging_steps` steps is first.
+//!   first prompt in order always gets it, also where `Config::max_mixed_tokens` makes steps in which
+//!   sequences decode shorter than the others. A prompt passed over for `aging_steps` steps is first.
 
 use crate::admission::{self, Admission, PageCopy};
 use crate::estimate::Load;
@@ -147,7 +148,7 @@ impl Planner {
         mut admitting: bool,
         now: f64,
     ) {
-        let mut budget = state.config.max_batch_tokens - self.writer.num_tokens() as u32;
+        let mut budget = state.config.prompt_budget(self.writer.num_tokens() as u32);
         admitting &= !state.queue.is_empty() && has_room(state);
         if admitting {
             state.queue.refresh_some(&state.sequences, &state.memory);

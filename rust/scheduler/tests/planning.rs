@@ -70,6 +70,24 @@ fn a_prompt_is_computed_in_chunks_that_fill_the_budget() {
 }
 
 #[test]
+fn steps_in_which_sequences_decode_may_be_shorter() {
+    for (mixed, chunk) in [(20, 19), (3, 4), (32, 31)] {
+        let mut engine = Engine::new(Config { max_mixed_tokens: Some(mixed), ..config() });
+        engine.submit(&submit(1, &prompt(1, 5), 30));
+        engine.submit(&submit(2, &prompt(2, 60), 2));
+        let plan = engine.plan().expect("there is work");
+        assert_eq!(rows(&plan), [(0, 5), (1, 27)], "nobody decodes yet");
+        engine.commit();
+        let plan = engine.plan().expect("there is work");
+        // An eighth of the whole budget is the least that prompts get.
+        assert_eq!(rows(&plan), [(0, 1), (1, chunk)]);
+        engine.commit();
+        engine.drain();
+        assert_all_as_solo(&engine);
+    }
+}
+
+#[test]
 fn long_prompts_never_starve_decoding_nor_the_other_way_round() {
     for (budget, running) in [(16, 14), (9, 8), (2, 1), (64, 8)] {
         let load = Config {

@@ -35,6 +35,7 @@ fn random_config(rng: &mut ChaCha8Rng, setup: Setup) -> Config {
         max_queued_requests: rng.random_bool(0.3).then(|| rng.random_range(3..10)),
         max_queued_batch_requests: None,
         max_batch_tokens,
+        max_mixed_tokens: rng.random_bool(0.4).then(|| rng.random_range(1..=max_batch_tokens)),
         max_chunk_tokens: rng.random_bool(0.4).then(|| rng.random_range(1..=max_batch_tokens)),
         max_context_len: rng.random_range(60..120),
         vocab_size,

@@ -40,6 +40,7 @@ pub fn config() -> Config {
         max_queued_requests: None,
         max_queued_batch_requests: None,
         max_batch_tokens: 32,
+        max_mixed_tokens: None,
         max_chunk_tokens: None,
         max_context_len: 200,
         vocab_size: 20,
