@@ -39,6 +39,7 @@ def cross_compile(arguments: list[str], report: Path) -> None:
     assert all(result["registers"] > 0 for result in results)
 
 
+@pytest.mark.timeout(900)  # many tests in one
 def test_interpreted_kernels_agree_with_references() -> None:
     interpret("not slow")
 
@@ -48,6 +49,7 @@ def test_interpreted_kernels_agree_with_references_over_the_whole_matrix() -> No
     interpret("slow")
 
 
+@pytest.mark.timeout(900)
 def test_kernels_compile_for_one_gpu(tmp_path: Path) -> None:
     cross_compile(["--targets", "90", "--quick"], tmp_path / "report.json")
 
