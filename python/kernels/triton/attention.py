@@ -122,6 +122,8 @@ class UnifiedAttention:
     def attend(
         self, query: torch.Tensor, spec: AttentionSpec, batch: DeviceBatch, out: torch.Tensor
     ) -> None:
+        if batch.is_captured:
+            out.zero_()  # padding rows are not written: what lies there would grow in each layer
         unified_attention(
             query,
             batch.pool.keys[spec.layer],
