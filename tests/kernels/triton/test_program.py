@@ -124,20 +124,20 @@ def test_prefixes_from_the_cache(deterministic: bool) -> None:
 def test_deterministic_bits(family: str, dtype: str) -> None:
     """Alone, batched, in chunks, token by token and behind a cached prefix."""
     runner = triton_runner(family, dtype, deterministic=True)
-    lengths = (37, 5, 18)
+    lengths = (21, 4)
     alone = sequences(lengths)
     for sequence in alone:
-        Driver(runner, TOP_N).generate([sequence], 4)
-    for chunk in (None, 11, 1):
+        Driver(runner, TOP_N).generate([sequence], 3)
+    for chunk in (None, 6, 1):
         together = sequences(lengths)
-        Driver(runner, TOP_N).generate(together, 4, chunk=chunk)
+        Driver(runner, TOP_N).generate(together, 3, chunk=chunk)
         for one, other in zip(alone, together, strict=True):
             assert same_bits(one, other), chunk
     driver = Driver(runner, TOP_N)
     donors, cached = sequences(lengths), sequences(lengths)
-    driver.generate(donors, 4)
-    driver.share_prefix(donors[0], cached[0], 35)
-    driver.generate(cached, 4)
+    driver.generate(donors, 3)
+    driver.share_prefix(donors[0], cached[0], 19)
+    driver.generate(cached, 3)
     assert same_bits(alone[0], cached[0])
 
 
