@@ -26,7 +26,7 @@ from trunkline.kernels.triton.attention_parts import (
     store_partial,
 )
 from trunkline.kernels.triton.kv_pages import check_pools, padded_head_dim, readable
-from trunkline.kernels.triton.launch import device_traits
+from trunkline.kernels.triton.launch import ceil_div, device_traits
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,6 @@ class PromptConfig:
     num_stages: int  # 5 keep two tiles of keys in flight, 3 one
 
 
-MAX_BLOCK_ROWS = 128
 CONFIGS = {  # by bytes of an element of queries, padded head dim and rows of a block
     (2, 16, 16): PromptConfig(block_keys=128, num_warps=4, num_stages=5),
     (2, 16, 64): PromptConfig(block_keys=64, num_warps=4, num_stages=5),
@@ -54,41 +53,20 @@ CONFIGS = {  # by bytes of an element of queries, padded head dim and rows of a 
     (2, 128, 128): PromptConfig(block_keys=64, num_warps=8, num_stages=5),
     (2, 256, 16): PromptConfig(block_keys=32, num_warps=4, num_stages=5),
     (2, 256, 64): PromptConfig(block_keys=64, num_warps=8, num_stages=3),
-    (2, 256, 128): PromptConfig(block_keys=16, num_warps=8, num_stages=5),
     (4, 16, 16): PromptConfig(block_keys=32, num_warps=4, num_stages=3),
-    (4, 16, 64): PromptConfig(block_keys=16, num_warps=8, num_stages=3),
-    (4, 16, 128): PromptConfig(block_keys=16, num_warps=8, num_stages=3),
     (4, 32, 16): PromptConfig(block_keys=32, num_warps=4, num_stages=3),
-    (4, 32, 64): PromptConfig(block_keys=16, num_warps=8, num_stages=3),
-    (4, 32, 128): PromptConfig(block_keys=16, num_warps=8, num_stages=3),
     (4, 64, 16): PromptConfig(block_keys=32, num_warps=4, num_stages=3),
-    (4, 64, 64): PromptConfig(block_keys=16, num_warps=8, num_stages=3),
-    (4, 64, 128): PromptConfig(block_keys=16, num_warps=8, num_stages=3),
     (4, 128, 16): PromptConfig(block_keys=32, num_warps=4, num_stages=3),
-    (4, 128, 64): PromptConfig(block_keys=16, num_warps=8, num_stages=3),
-    (4, 128, 128): PromptConfig(block_keys=16, num_warps=8, num_stages=3),
     (4, 256, 16): PromptConfig(block_keys=16, num_warps=4, num_stages=3),
-    (4, 256, 64): PromptConfig(block_keys=16, num_warps=8, num_stages=3),
-    (4, 256, 128): PromptConfig(block_keys=16, num_warps=8, num_stages=3),
 }
 
 
-def choose_block_rows(rows: int, group: int, block_dim: int, element_bytes: int) -> int:
-    """Rows of a block: as many as there are, up to what registers hold, and at least a group.
-
-    Raises:
-        ValueError: no block holds a group.
-    """
-    if group > MAX_BLOCK_ROWS:
-        raise ValueError(
-            f"{group} query heads share a kv head, the Triton kernels take at most {MAX_BLOCK_ROWS}"
-        )
+def choose_block_rows(rows: int, block_dim: int, element_bytes: int) -> int:
+    """Rows of a block: as many as there are, up to what registers hold."""
     if element_bytes == 4:  # products without tensor cores: nothing is gained by large blocks
-        held = 16
-    else:
-        held = 64 if block_dim > 128 else 128
-    wanted = max(group, min(rows, held))
-    return next(size for size in (16, 64, MAX_BLOCK_ROWS) if size >= wanted)
+        return 16
+    held = 64 if block_dim > 128 else 128
+    return next(size for size in (16, 64, 128) if size >= min(rows, held))
 
 
 def fitting_stages(config: PromptConfig, block_rows: int, row_bytes: int, shared: int) -> int:
@@ -183,11 +161,13 @@ def prompt_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """One program: a block of queries, one kv head, one split."""
-    BLOCK_TOKENS: tl.constexpr = BLOCK_M // GROUP
+    """One program: a block of queries, heads of one kv head, one split."""
+    HEADS: tl.constexpr = min(GROUP, BLOCK_M)
+    BLOCK_TOKENS: tl.constexpr = BLOCK_M // HEADS
+    HEAD_BLOCKS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     # The blocks with most keys are last in their rows: they start first.
     block = tl.num_programs(0) - 1 - tl.program_id(0)
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(1) // HEAD_BLOCKS
     split = tl.program_id(2)
     row, first_query = find_block(query_start, num_rows, block, BLOCK_TOKENS)
     first_token = tl.load(query_start + row)
@@ -209,9 +189,9 @@ def prompt_kernel(
         end = tl.minimum(start + share, end)
 
     rows = tl.arange(0, BLOCK_M)
-    members = rows % GROUP
-    tokens = rows // GROUP
-    exists = (tokens < BLOCK_TOKENS) & (first_query + tokens < query_len)
+    tokens = rows // HEADS
+    members = tl.program_id(1) % HEAD_BLOCKS * HEADS + rows % HEADS
+    exists = (tokens < BLOCK_TOKENS) & (first_query + tokens < query_len) & (members < GROUP)
     heads = kv_head * GROUP + members
     flat = (first_token + first_query + tokens).to(tl.int64) * NUM_HEADS + heads
     partial = (partial_outputs, partial_totals, partial_exponents)
@@ -298,7 +278,7 @@ def prompt_attention(
         max_splits: more than 1 where there are too few blocks to keep the device busy.
 
     Raises:
-        ValueError: an argument is not as described, or more than 128 heads share a kv head.
+        ValueError: an argument is not as described.
     """
     num_tokens, num_heads, head_dim = query.shape
     _, page_size, num_kv_heads, _ = key_pool.shape
@@ -307,15 +287,16 @@ def prompt_attention(
     block_dim = padded_head_dim(head_dim)
     group = num_heads // num_kv_heads
     size = query.element_size()
-    block_rows = choose_block_rows(max_query_len * group, group, block_dim, size)
+    block_rows = choose_block_rows(max_query_len * group, block_dim, size)
     config = CONFIGS[size, block_dim, block_rows]
     partial = None
     if max_splits > 1:
         partial = partial_results(workspace, num_tokens, num_heads, head_dim, max_splits)
     num_rows = row_slot.shape[0]
-    num_blocks = num_tokens // (block_rows // group) + num_rows
+    heads = min(group, block_rows)
+    num_blocks = num_tokens // (block_rows // heads) + num_rows
     traits = device_traits(query.device)
-    prompt_kernel[(num_blocks, num_kv_heads, max_splits)](
+    prompt_kernel[(num_blocks, num_kv_heads * ceil_div(group, heads), max_splits)](
         query,
         readable(key_pool, traits),
         readable(value_pool, traits),

@@ -30,7 +30,7 @@ from trunkline.kernels.triton.attention_parts import (
 )
 from trunkline.kernels.triton.kv_pages import check_pools, padded_head_dim, readable
 from trunkline.kernels.triton.launch import ceil_div, device_traits
-from trunkline.kernels.triton.prompt_attention import MAX_BLOCK_ROWS, find_block
+from trunkline.kernels.triton.prompt_attention import find_block
 
 SPLIT_SIZE = 512
 PROGRAMS_PER_PROCESSOR = 2
@@ -57,18 +57,6 @@ CONFIGS = {  # by bytes of an element of queries and padded head dim
     (4, 64): UnifiedConfig(block_rows=16, block_keys=16, num_warps=4, num_stages=3),
     (4, 128): UnifiedConfig(block_rows=16, block_keys=16, num_warps=4, num_stages=3),
     (4, 256): UnifiedConfig(block_rows=16, block_keys=16, num_warps=8, num_stages=3),
-}
-LARGE_GROUP_CONFIGS = {  # for more query heads per kv head than rows above
-    (2, 16): UnifiedConfig(block_rows=128, block_keys=32, num_warps=8, num_stages=5),
-    (2, 32): UnifiedConfig(block_rows=128, block_keys=32, num_warps=8, num_stages=5),
-    (2, 64): UnifiedConfig(block_rows=128, block_keys=32, num_warps=8, num_stages=5),
-    (2, 128): UnifiedConfig(block_rows=128, block_keys=32, num_warps=8, num_stages=5),
-    (2, 256): UnifiedConfig(block_rows=128, block_keys=16, num_warps=8, num_stages=3),
-    (4, 16): UnifiedConfig(block_rows=128, block_keys=16, num_warps=8, num_stages=3),
-    (4, 32): UnifiedConfig(block_rows=128, block_keys=16, num_warps=8, num_stages=3),
-    (4, 64): UnifiedConfig(block_rows=128, block_keys=16, num_warps=8, num_stages=3),
-    (4, 128): UnifiedConfig(block_rows=128, block_keys=16, num_warps=8, num_stages=3),
-    (4, 256): UnifiedConfig(block_rows=128, block_keys=16, num_warps=8, num_stages=3),
 }
 
 # Numbers and addresses that differ between calls must not lead to another binary.
@@ -118,11 +106,13 @@ def unified_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """One program: a block of queries, one kv head, and all splits or one of them."""
-    BLOCK_TOKENS: tl.constexpr = BLOCK_M // GROUP
+    """One program: a block of queries, heads of one kv head, and all splits or one of them."""
+    HEADS: tl.constexpr = min(GROUP, BLOCK_M)
+    BLOCK_TOKENS: tl.constexpr = BLOCK_M // HEADS
+    HEAD_BLOCKS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     # The blocks with most keys are last in their rows: they start first.
     block = tl.num_programs(0) - 1 - tl.program_id(0)
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(1) // HEAD_BLOCKS
     row, first_query = find_block(query_start, num_rows, block, BLOCK_TOKENS)
     first_token = tl.load(query_start + row)
     query_len = tl.load(query_start + row + 1) - first_token
@@ -136,9 +126,10 @@ def unified_kernel(
         oldest = tl.maximum(position - WINDOW + 1, 0)
 
     rows = tl.arange(0, BLOCK_M)
-    tokens = rows // GROUP
-    exists = (tokens < BLOCK_TOKENS) & (first_query + tokens < query_len)
-    heads = kv_head * GROUP + rows % GROUP
+    tokens = rows // HEADS
+    members = tl.program_id(1) % HEAD_BLOCKS * HEADS + rows % HEADS
+    exists = (tokens < BLOCK_TOKENS) & (first_query + tokens < query_len) & (members < GROUP)
+    heads = kv_head * GROUP + members
     flat = (first_token + first_query + tokens).to(tl.int64) * NUM_HEADS + heads
     dims = tl.arange(0, BLOCK_D)
     here = flat[:, None] * HEAD_DIM + dims[None, :]
@@ -173,20 +164,6 @@ def unified_kernel(
         store_partial(partial, flat * num_splits + first_split, exists, whole, HEAD_DIM)
     else:
         store_output(out, here, inside, sinks, heads, exists, whole, value_scale)
-
-
-def choose_config(element_bytes: int, block_dim: int, group: int) -> UnifiedConfig:
-    """The one configuration of a layer.
-
-    Raises:
-        ValueError: no block holds a group.
-    """
-    if group > MAX_BLOCK_ROWS:
-        raise ValueError(
-            f"{group} query heads share a kv head, the Triton kernels take at most {MAX_BLOCK_ROWS}"
-        )
-    config = CONFIGS[element_bytes, block_dim]
-    return config if group <= config.block_rows else LARGE_GROUP_CONFIGS[element_bytes, block_dim]
 
 
 def unified_attention(
@@ -234,25 +211,27 @@ def unified_attention(
         max_kv_len: not below any of `kv_lens`; None for what the page tables can hold.
 
     Raises:
-        ValueError: an argument is not as described, or more than 128 heads share a kv head.
+        ValueError: an argument is not as described.
     """
     num_tokens, num_heads, head_dim = query.shape
     _, page_size, num_kv_heads, _ = key_pool.shape
     check_pools(key_pool, value_pool, key_scale, value_scale, query.dtype)
     block_dim = padded_head_dim(head_dim)
     group = num_heads // num_kv_heads
-    config = choose_config(query.element_size(), block_dim, group)
+    config = CONFIGS[query.element_size(), block_dim]
     num_rows = row_slot.shape[0]
-    num_blocks = num_tokens // (config.block_rows // group) + num_rows
+    heads = min(group, config.block_rows)
+    num_blocks = num_tokens // (config.block_rows // heads) + num_rows
+    head_blocks = num_kv_heads * ceil_div(group, heads)
     traits = device_traits(query.device)
     num_splits = ceil_div(max_kv_len or page_tables.shape[1] * page_size, SPLIT_SIZE)
-    few = 2 * num_blocks * num_kv_heads <= PROGRAMS_PER_PROCESSOR * traits.num_processors
+    few = 2 * num_blocks * head_blocks <= PROGRAMS_PER_PROCESSOR * traits.num_processors
     needed = workspace_elements(num_tokens, num_heads, head_dim, num_splits)
     is_split = few and num_splits > 1 and workspace.numel() >= needed
     partial = (workspace, workspace, workspace)
     if is_split:
         partial = partial_results(workspace, num_tokens, num_heads, head_dim, num_splits)
-    unified_kernel[(num_blocks, num_kv_heads, num_splits if is_split else 1)](
+    unified_kernel[(num_blocks, head_blocks, num_splits if is_split else 1)](
         query,
         readable(key_pool, traits),
         readable(value_pool, traits),

@@ -53,10 +53,14 @@ def launches(traits: DeviceTraits, quick: bool) -> Iterator[Launch]:
     for layer, dtype, pool_dtype, window, extras in matrix(quick):
         group = layer.num_heads // layer.num_kv_heads
         for rows, max_splits in ((128, 1),) if quick else ((128, 1), (64, 1), (16, MAX_SPLITS)):
-            if rows < group:
-                continue
             name = f"{layer} {dtype} over {pool_dtype} window={window} extras={extras}"
-            arguments = (layer, dtype, pool_dtype, window, extras, rows // group, max_splits)
-            # Products of float32 without tensor cores: here to compute right, not fast.
-            may_spill = dtype == torch.float32 and group > 16
-            yield Launch(f"{name} rows={rows}", partial(_prompt, *arguments), may_spill)
+            arguments = (
+                layer,
+                dtype,
+                pool_dtype,
+                window,
+                extras,
+                max(1, rows // group),
+                max_splits,
+            )
+            yield Launch(f"{name} rows={rows}", partial(_prompt, *arguments))

@@ -32,7 +32,5 @@ def launches(traits: DeviceTraits, quick: bool) -> Iterator[Launch]:
     """There is one binary per layer; the sum of splits is compiled with decode attention."""
     for layer, dtype, pool_dtype, window, extras in matrix(quick):
         name = f"{layer} {dtype} over {pool_dtype} window={window} extras={extras}"
-        # Products of float32 without tensor cores: here to compute right, not fast.
-        may_spill = dtype == torch.float32 and layer.num_heads // layer.num_kv_heads > 16
         arguments = (layer, dtype, pool_dtype, window, extras)
-        yield Launch(name, partial(_attend, *arguments), may_spill)
+        yield Launch(name, partial(_attend, *arguments))

@@ -19,7 +19,6 @@ from tests.kernels.triton.kv_rows import (
 from trunkline.kernels.triton.launch import FP8, KNOWN_TRAITS, assume_device
 from trunkline.kernels.triton.unified_attention import (
     SPLIT_SIZE,
-    choose_config,
     unified_attention,
     unified_workspace_elements,
 )
@@ -208,8 +207,5 @@ def test_matrix(
         check(guards, heads, options, lengths, dtype=dtype, pool_dtype=pool_dtype, splits=splits)
 
 
-def test_sizes() -> None:
-    assert choose_config(2, 128, 71).block_rows == 128
-    with pytest.raises(ValueError, match="129 query heads share a kv head"):
-        choose_config(2, 128, 129)
+def test_workspace_of_the_rows_that_gain_by_splits() -> None:
     assert unified_workspace_elements(32, 8, 128, 4096, 132) == 16 * 32 * 8 * 130
