@@ -70,6 +70,19 @@ def readable(pool: torch.Tensor, traits: DeviceTraits) -> torch.Tensor:
     return pool if traits.capability >= 89 else as_bits(pool)
 
 
+def tile_keys(block_keys: int, pool: torch.Tensor, traits: DeviceTraits) -> int:
+    """Keys of a tile of prompts: what registers hold where products take their operands from them.
+
+    Args:
+        block_keys: what the configuration says.
+        pool: of `readable`.
+        traits: of the device.
+    """
+    if traits.capability >= 90:
+        return block_keys
+    return max(16, block_keys // (4 if pool.dtype == torch.uint8 else 2))
+
+
 @triton.jit
 def key_offsets(table, keys, mask, page_stride, token_stride, PAGE_SIZE: tl.constexpr):
     """Offsets (int64) of positions in a pool, through one row of a page table.

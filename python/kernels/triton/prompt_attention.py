@@ -25,7 +25,7 @@ from trunkline.kernels.triton.attention_parts import (
     store_output,
     store_partial,
 )
-from trunkline.kernels.triton.kv_pages import check_pools, padded_head_dim, readable
+from trunkline.kernels.triton.kv_pages import check_pools, padded_head_dim, readable, tile_keys
 from trunkline.kernels.triton.launch import ceil_div, device_traits
 
 
@@ -296,9 +296,10 @@ def prompt_attention(
     heads = min(group, block_rows)
     num_blocks = num_tokens // (block_rows // heads) + num_rows
     traits = device_traits(query.device)
+    keys = readable(key_pool, traits)
     prompt_kernel[(num_blocks, num_kv_heads * ceil_div(group, heads), max_splits)](
         query,
-        readable(key_pool, traits),
+        keys,
         readable(value_pool, traits),
         key_pool.stride(0),
         key_pool.stride(1),
@@ -324,7 +325,7 @@ def prompt_attention(
         SOFT_CAP=soft_cap or 0.0,
         IN_SPLITS=partial is not None,
         BLOCK_M=block_rows,
-        BLOCK_N=config.block_keys,
+        BLOCK_N=tile_keys(config.block_keys, keys, traits),
         BLOCK_D=block_dim,
         num_warps=config.num_warps,
         num_stages=fitting_stages(config, block_rows, block_dim * size, traits.shared_memory),

@@ -28,7 +28,7 @@ from trunkline.kernels.triton.attention_parts import (
     store_partial,
     workspace_elements,
 )
-from trunkline.kernels.triton.kv_pages import check_pools, padded_head_dim, readable
+from trunkline.kernels.triton.kv_pages import check_pools, padded_head_dim, readable, tile_keys
 from trunkline.kernels.triton.launch import ceil_div, device_traits
 from trunkline.kernels.triton.prompt_attention import find_block
 
@@ -55,7 +55,7 @@ CONFIGS = {  # by bytes of an element of queries and padded head dim
     (4, 16): UnifiedConfig(block_rows=16, block_keys=32, num_warps=4, num_stages=3),
     (4, 32): UnifiedConfig(block_rows=16, block_keys=32, num_warps=4, num_stages=3),
     (4, 64): UnifiedConfig(block_rows=16, block_keys=16, num_warps=4, num_stages=3),
-    (4, 128): UnifiedConfig(block_rows=16, block_keys=16, num_warps=4, num_stages=3),
+    (4, 128): UnifiedConfig(block_rows=16, block_keys=16, num_warps=8, num_stages=3),
     (4, 256): UnifiedConfig(block_rows=16, block_keys=16, num_warps=8, num_stages=3),
 }
 
@@ -224,6 +224,7 @@ def unified_attention(
     num_blocks = num_tokens // (config.block_rows // heads) + num_rows
     head_blocks = num_kv_heads * ceil_div(group, heads)
     traits = device_traits(query.device)
+    keys = readable(key_pool, traits)
     num_splits = ceil_div(max_kv_len or page_tables.shape[1] * page_size, SPLIT_SIZE)
     few = 2 * num_blocks * head_blocks <= PROGRAMS_PER_PROCESSOR * traits.num_processors
     needed = workspace_elements(num_tokens, num_heads, head_dim, num_splits)
@@ -233,7 +234,7 @@ def unified_attention(
         partial = partial_results(workspace, num_tokens, num_heads, head_dim, num_splits)
     unified_kernel[(num_blocks, head_blocks, num_splits if is_split else 1)](
         query,
-        readable(key_pool, traits),
+        keys,
         readable(value_pool, traits),
         key_pool.stride(0),
         key_pool.stride(1),
@@ -259,7 +260,7 @@ def unified_attention(
         SOFT_CAP=soft_cap or 0.0,
         SPLIT=SPLIT_SIZE,
         BLOCK_M=config.block_rows,
-        BLOCK_N=config.block_keys,
+        BLOCK_N=tile_keys(config.block_keys, keys, traits),
         BLOCK_D=block_dim,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
