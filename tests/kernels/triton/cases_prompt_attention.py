@@ -12,6 +12,7 @@ from tests.kernels.triton.kv_tensors import (
     Layer,
     integers,
     matrix,
+    may_spill,
     options,
     pools,
 )
@@ -63,4 +64,5 @@ def launches(traits: DeviceTraits, quick: bool) -> Iterator[Launch]:
                 max(1, rows // group),
                 max_splits,
             )
-            yield Launch(f"{name} rows={rows}", partial(_prompt, *arguments))
+            spills = may_spill(layer, dtype, pool_dtype, traits.capability)
+            yield Launch(f"{name} rows={rows}", partial(_prompt, *arguments), spills)

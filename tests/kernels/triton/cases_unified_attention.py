@@ -5,7 +5,15 @@ from functools import partial
 
 import torch
 from tests.kernels.triton.cross_compile import Launch
-from tests.kernels.triton.kv_tensors import ROWS, Layer, integers, matrix, options, pools
+from tests.kernels.triton.kv_tensors import (
+    ROWS,
+    Layer,
+    integers,
+    matrix,
+    may_spill,
+    options,
+    pools,
+)
 
 from trunkline.kernels.triton.launch import DeviceTraits
 from trunkline.kernels.triton.unified_attention import unified_attention
@@ -33,4 +41,5 @@ def launches(traits: DeviceTraits, quick: bool) -> Iterator[Launch]:
     for layer, dtype, pool_dtype, window, extras in matrix(quick):
         name = f"{layer} {dtype} over {pool_dtype} window={window} extras={extras}"
         arguments = (layer, dtype, pool_dtype, window, extras)
-        yield Launch(name, partial(_attend, *arguments))
+        spills = may_spill(layer, dtype, pool_dtype, traits.capability)
+        yield Launch(name, partial(_attend, *arguments), spills)

@@ -78,3 +78,12 @@ def matrix(quick: bool) -> list[tuple[Layer, torch.dtype, torch.dtype, int | Non
     found.append((LAYERS[3], torch.float32, torch.float32, None, False))
     found.append((LAYERS[6], torch.float32, torch.float32, None, False))
     return found
+
+
+def may_spill(layer: Layer, dtype: torch.dtype, pool_dtype: torch.dtype, capability: int) -> bool:
+    """Where a few bytes of stack do not matter: what is there to compute right, not fast.
+
+    That is fp8 that the device cannot convert, and products of float32 for large groups.
+    """
+    software_fp8 = pool_dtype == FP8 and capability < 89
+    return software_fp8 or (dtype == torch.float32 and layer.num_heads > 16 * layer.num_kv_heads)
