@@ -18,7 +18,9 @@ from trunkline.engine.weights.default_model import default_model_path
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    with Engine(dtype="float32", max_total_tokens=8192, log_level="error") as started:
+    with Engine(
+        dtype="float32", quantization="none", max_total_tokens=8192, log_level="error"
+    ) as started:
         yield started
 
 
