@@ -209,7 +209,7 @@ fn small_block(stored: &[u8], fifth: Option<&[u8]>, low: &[u8], zero: u8) -> Blo
     let mut codes = [0; BLOCK];
     for (index, code) in codes.iter_mut().enumerate() {
         let bits = low[index % 16] >> (index / 16 * 4) & 15;
-        *code = (bits | (fifth >> index & 1) as u8 * 16) + zero;
+        *code = (bits | ((fifth >> index & 1) as u8) << 4) + zero;
     }
     Block { codes, scale: half(stored, 0), offset: f16::ZERO }
 }

@@ -228,7 +228,7 @@ unsafe fn add_block<K: Kernel, const R: usize, const V: usize, const N: bool, co
                 sums[row][vector] = s.exact_fma(product, s.mul(scale, scales), sum);
             }
             if O {
-                let offsets = s.load_halves(halves.add((PANEL + vector * LANES) / 2));
+                let offsets = s.load_halves(halves.add(PANEL / 2 + vector * LANES / 2));
                 for row in 0..R {
                     let sum = s.splat(f32::from_bits(*x.start.add(row * x.stride + SUM)));
                     sums[row][vector] = s.exact_fma(sum, offsets, sums[row][vector]);

@@ -65,16 +65,13 @@ fn weight(element: Element, k: usize, parts: &[(PartKind, usize)]) -> Weight {
         let values: Vec<f32> = (0..outputs * k).map(|_| random.normal()).collect();
         let values = bytes(&values);
         let raw = kind.map(|kind| stored(kind, outputs * k / kind.stored_block().0, &mut random));
-        let source = match (&raw, kind) {
-            (Some(raw), Some(kind)) => {
-                linear.load_blocks(part, kind, raw).unwrap();
-                BlockSource::Stored(kind, raw)
-            }
-            _ => {
-                let source = Source::new(Element::F32, &values);
-                linear.load_weight(part, source).unwrap();
-                BlockSource::Values(source)
-            }
+        let source = if let (Some(raw), Some(kind)) = (&raw, kind) {
+            linear.load_blocks(part, kind, raw).unwrap();
+            BlockSource::Stored(kind, raw)
+        } else {
+            let source = Source::new(Element::F32, &values);
+            linear.load_weight(part, source).unwrap();
+            BlockSource::Values(source)
         };
         for row in 0..outputs {
             let of_row = (0..k.div_ceil(BLOCK)).map(|index| source.block(k, row, index).unwrap());
