@@ -49,7 +49,8 @@ def prompts() -> list[list[int]]:
 def generated(path: Path) -> list[dict[str, Any]]:
     """What our engine answers to all prompts at once, in chunks of 48, with all log-probs."""
     settings: dict[str, Any] = {"max_total_tokens": 4096, "max_prefill_tokens": 48}
-    with Engine(str(path), dtype="float32", log_level="error", **settings) as engine:
+    options = {"dtype": "float32", "quantization": "none", "log_level": "error", **settings}
+    with Engine(str(path), **options) as engine:
         answers: list[dict[str, Any]] = engine.generate(
             input_ids=prompts(),
             sampling_params={"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True},
