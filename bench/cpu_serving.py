@@ -26,6 +26,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import statistics
 import sys
 import time
@@ -129,8 +130,8 @@ def warm(server: Server, words: Words) -> None:
         run(warm_up(HttpTransport(server.url, SERVED_NAME), words))
 
 
-def start_missing(options: argparse.Namespace, running: list[Server]) -> list[Server]:
-    """Start the engines that do not run yet; each is warmed up and then paused."""
+def start_missing(options: argparse.Namespace, running: list[Server]) -> Iterator[Server]:
+    """Start the engines that do not run yet; each is yielded at once, then warmed up and paused."""
     setup = Setup(
         models=options.models.resolve(),
         model=options.model,
@@ -143,7 +144,6 @@ def start_missing(options: argparse.Namespace, running: list[Server]) -> list[Se
     )
     words = Words(setup.directory)
     known = {(server.engine, server.model, server.threads) for server in running}
-    started: list[Server] = []
     for engine in options.engines:
         if (engine, setup.model, setup.threads) in known:
             continue
@@ -153,12 +153,11 @@ def start_missing(options: argparse.Namespace, running: list[Server]) -> list[Se
         except RuntimeError as error:
             print(f"not measured: {error}", file=sys.stderr)
             continue
-        started.append(server)
+        yield server
         ready = time.perf_counter() - began
         warm(server, words)
         server.pause()
         print(f"{engine} {server.version}: ready after {ready:.1f} s", flush=True)
-    return started
 
 
 @contextmanager
@@ -232,14 +231,17 @@ def measure_all(options: argparse.Namespace, servers: list[Server]) -> bool:
 def run_benchmark(options: argparse.Namespace) -> int:
     """The command `run`."""
     kept = read_state(options.state)
-    started = start_missing(options, kept)
-    wanted = [
-        server
-        for engine in options.engines
-        for server in [*kept, *started]
-        if (server.engine, server.model, server.threads) == (engine, options.model, options.threads)
-    ]
+    started: list[Server] = []
     try:
+        for server in start_missing(options, kept):
+            started.append(server)
+        wanted = [
+            server
+            for engine in options.engines
+            for server in [*kept, *started]
+            if (server.engine, server.model, server.threads)
+            == (engine, options.model, options.threads)
+        ]
         is_done = measure_all(options, wanted)
     finally:
         for server in started:
@@ -250,9 +252,10 @@ def run_benchmark(options: argparse.Namespace) -> int:
 
 def start_engines(options: argparse.Namespace) -> int:
     """The command `start`."""
-    kept = read_state(options.state)
-    started = start_missing(options, kept)
-    write_state(options.state, [*kept, *started])
+    servers = read_state(options.state)
+    for server in start_missing(options, list(servers)):
+        servers.append(server)
+        write_state(options.state, servers)
     return 0
 
 
@@ -323,4 +326,6 @@ def arguments() -> argparse.Namespace:
 
 if __name__ == "__main__":
     chosen = arguments()
+    # A time limit's signal ends this as an exception does: servers are stopped.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(chosen.run_command(chosen))
