@@ -297,6 +297,9 @@ def prompt_attention(
     num_blocks = num_tokens // (block_rows // heads) + num_rows
     traits = device_traits(query.device)
     keys = readable(key_pool, traits)
+    block_keys = config.block_keys
+    if block_rows * block_dim > 16 * 128:
+        block_keys = tile_keys(block_keys, keys, traits)
     prompt_kernel[(num_blocks, num_kv_heads * ceil_div(group, heads), max_splits)](
         query,
         keys,
@@ -325,7 +328,7 @@ def prompt_attention(
         SOFT_CAP=soft_cap or 0.0,
         IN_SPLITS=partial is not None,
         BLOCK_M=block_rows,
-        BLOCK_N=tile_keys(config.block_keys, keys, traits),
+        BLOCK_N=block_keys,
         BLOCK_D=block_dim,
         num_warps=config.num_warps,
         num_stages=fitting_stages(config, block_rows, block_dim * size, traits.shared_memory),
