@@ -12,6 +12,7 @@ __all__ = [
     "VERSION",
     "Core",
     "CoreError",
+    "CpuAttentionBench",
     "CpuLinearBench",
     "CpuModel",
     "IntegrityError",
@@ -453,6 +454,7 @@ class CpuLinearBench:
     def streaming_read(self) -> float:
         """Seconds to read all weights once."""
 
+@final
 class CpuAttentionBench:
     """Attention of whole steps, all layers one after another, for measurements."""
 

@@ -277,11 +277,15 @@ fn attend_split<K: Kernel>(
     for query in (0..work.num_queries).step_by(height) {
         let count = (work.num_queries - query).min(height);
         by_height!(K, count, weigh(k, work, (split, &tiles), query, (part, scores)));
-        tiles.iter_mut().for_each(|tile| tile.fetches = false);
+        for tile in &mut tiles {
+            tile.fetches = false;
+        }
     }
     for query in (0..work.num_queries).step_by(height) {
         let count = (work.num_queries - query).min(height);
-        tiles.iter_mut().for_each(|tile| tile.fetches = query == 0);
+        for tile in &mut tiles {
+            tile.fetches = query == 0;
+        }
         by_height!(K, count, add_values(k, work, (split, &tiles), query, (part, scores)));
     }
 }
