@@ -111,11 +111,14 @@ class Server:
 def ours(setup: Setup, port: int, variant: str) -> Command:
     """This engine; the variant is a quantisation, or the type of a GGUF file."""
     model = setup.directory
+    quantization = "none"
     if variant.startswith("q"):
         model = setup.models / f"{setup.model}-{variant}.gguf"
+        quantization = "gguf"
+    elif variant == "int8":
+        quantization = "int8"
     words = [sys.executable, "-m", "trunkline", "--model", str(model), "--port", str(port)]
-    if variant == "int8":
-        words += ["--quantization", "int8"]
+    words += ["--quantization", quantization]
     words += ["--served-model-name", SERVED_NAME, "--context-length", str(CONTEXT)]
     environment = {
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),

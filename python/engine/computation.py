@@ -13,7 +13,7 @@ import torch
 
 from trunkline.engine import resources
 from trunkline.engine.config import KernelOptions
-from trunkline.engine.quantization import resolve_quantization
+from trunkline.engine.quantization import Stored, resolve_quantization
 from trunkline.engine.resources import SettingError
 from trunkline.kernels import BackendOptions
 
@@ -30,7 +30,7 @@ def computation(
     options: KernelOptions,
     device: torch.device,
     dtype: torch.dtype,
-    kinds: frozenset[str],
+    stored: Stored,
     device_bytes: int,
 ) -> Computation:
     """Work out how to compute.
@@ -39,7 +39,7 @@ def computation(
         options: the settings.
         device: where.
         dtype: of the activations.
-        kinds: ggml types of the checkpoint's matrices; empty: it is no GGUF file.
+        stored: the checkpoint's weights.
         device_bytes: its memory.
 
     Raises:
@@ -52,7 +52,7 @@ def computation(
     )
     _check(options, device, on_cuda)
     backend = "torch" if attention == "torch_native" else "triton" if on_cuda else None
-    quantization = resolve_quantization(options.quantization, kinds, device, dtype, backend)
+    quantization = resolve_quantization(options.quantization, stored, device, dtype, backend)
     if backend != "triton":
         return Computation(backend, BackendOptions(quantization=quantization))
     deterministic = options.enable_deterministic_inference

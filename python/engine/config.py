@@ -67,7 +67,7 @@ class KernelOptions:
         "weights of linears. On a CPU, the embedding's too: int8: eight bits; gguf: a .gguf file's "
         "own blocks, where its types can be packed, else int8. fp8: CUDA only (compute capability "
         "9.0 or newer). none: as dtype says. auto: on a CPU gguf for files whose matrices are all "
-        "quantised, else none",
+        "quantised and would take more than 1 GiB otherwise, else none",
         choices=("auto", "none", "int8", "gguf", "fp8"),
     )
     enable_deterministic_inference: bool = setting(

@@ -27,7 +27,7 @@ from trunkline.engine.core_config import CoreConfig
 from trunkline.engine.grammar.setup import Grammars, NoGrammars, start_grammars
 from trunkline.engine.loop import EngineLoop, Entered, LoopOptions
 from trunkline.engine.messages import EngineFacts, SamplingParams, Submit
-from trunkline.engine.quantization import weight_bytes
+from trunkline.engine.quantization import Stored, weight_bytes
 from trunkline.engine.resources import SettingError
 from trunkline.engine.runner import Runner, RunnerOptions, resolve_dtype
 from trunkline.engine.shares import Share
@@ -242,7 +242,8 @@ def _sizes(
     if on_host and share.host_bytes is not None:
         free = min(free, share.host_bytes)
     kinds = checkpoint.matrix_kinds if isinstance(checkpoint, BlockCheckpoint) else frozenset()
-    chosen = computation(config.kernels, device, dtype, kinds, _total_bytes(device))
+    stored = Stored(kinds, weight_bytes(model, "none", dtype))
+    chosen = computation(config.kernels, device, dtype, stored, _total_bytes(device))
     if on_host and config.kernels.cuda_graph_max_bs is not None:
         logger.warning("cuda_graph_max_bs has no effect: there are no CUDA graphs on %s", device)
     context_len = resources.context_length(config.model.context_length, model)

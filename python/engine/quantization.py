@@ -5,12 +5,16 @@
 - `gguf`: a GGUF file's own blocks, packed as they are stored; types without a packed form become
   int8.
 - `fp8`: weights of linears as e4m3, on CUDA devices.
-- `auto`: `gguf` where the backend has it and every matrix of the file is quantised, else `none`.
+- `auto`: `gguf` for a file whose matrices are all quantised and would take more than
+  `LARGE_BYTES` in the dtype, where the backend has it; else `none`.
 
-With `int8` and `gguf` the linears' inputs are quantised, too: eight bits, a scale per 32.
+With `int8` and `gguf` the linears' inputs are quantised, too: eight bits, a scale per 32. Small
+models are fast anyway, and their answers suffer most from that.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
@@ -19,6 +23,7 @@ from trunkline.engine.models.config import DecoderConfig
 from trunkline.engine.resources import SettingError
 from trunkline.kernels import is_supported
 
+LARGE_BYTES = 1 << 30
 FLOAT_KINDS = frozenset({"F64", "F32", "F16", "BF16"})
 # Eight bits, scale and offset (both float16) per 32: the most that a packed weight takes.
 PACKED_ITEM_BYTES = 36 / 32
@@ -29,9 +34,21 @@ _NEEDS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """How a checkpoint stores its weights.
+
+    `kinds` are ggml types of its matrices, none if it is no GGUF file; `num_bytes` is what all
+    weights take in the dtype of the activations.
+    """
+
+    kinds: frozenset[str] = frozenset()
+    num_bytes: int = 0
+
+
 def resolve_quantization(
     requested: str,
-    kinds: frozenset[str],
+    stored: Stored,
     device: torch.device,
     dtype: torch.dtype,
     backend: str | None = None,
@@ -40,7 +57,7 @@ def resolve_quantization(
 
     Args:
         requested: the setting.
-        kinds: ggml types of the checkpoint's matrices; empty: it is no GGUF file.
+        stored: the model's weights.
         device: where it runs.
         dtype: of the activations.
         backend: name of the backend, if it was chosen.
@@ -49,10 +66,11 @@ def resolve_quantization(
         SettingError: there is nothing to pack, or no backend does it there.
     """
     if requested == "auto":
-        packed = bool(kinds) and not kinds & FLOAT_KINDS
-        can = packed and is_supported(device, dtype, backend, "gguf")
+        packed = bool(stored.kinds) and not stored.kinds & FLOAT_KINDS
+        can = packed and stored.num_bytes > LARGE_BYTES
+        can = can and is_supported(device, dtype, backend, "gguf")
         return "gguf" if can else "none"
-    if requested == "gguf" and not kinds - FLOAT_KINDS:
+    if requested == "gguf" and not stored.kinds - FLOAT_KINDS:
         raise SettingError(
             "quantization is 'gguf', but the model is no GGUF file with quantised matrices; use "
             "'int8' to quantise any model, or 'none'"

@@ -8,6 +8,7 @@ import torch
 from trunkline.engine import resources
 from trunkline.engine.computation import Computation, computation
 from trunkline.engine.config import KernelOptions
+from trunkline.engine.quantization import Stored
 from trunkline.engine.resources import GIB, SettingError
 from trunkline.kernels import BackendOptions
 
@@ -15,9 +16,14 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def chosen(
-    device: torch.device, gib: int = 141, kinds: frozenset[str] = frozenset(), **settings: Any
+    device: torch.device,
+    gib: int = 141,
+    kinds: frozenset[str] = frozenset(),
+    num_bytes: int = 2 * GIB,
+    **settings: Any,
 ) -> Computation:
-    return computation(KernelOptions(**settings), device, torch.bfloat16, kinds, gib * GIB)
+    stored = Stored(kinds, num_bytes)
+    return computation(KernelOptions(**settings), device, torch.bfloat16, stored, gib * GIB)
 
 
 def test_a_cpu_takes_the_best_backend() -> None:
@@ -27,11 +33,13 @@ def test_a_cpu_takes_the_best_backend() -> None:
 
 
 def test_a_cpu_packs_quantised_files_as_they_are() -> None:
-    def quantization(*kinds: str, device: torch.device = CPU, **settings: str) -> str:
+    def quantization(*kinds: str, device: torch.device = CPU, **settings: Any) -> str:
         return chosen(device, kinds=frozenset(kinds), **settings).options.quantization
 
     assert quantization("Q4_1", "Q8_0") == "gguf"
     assert quantization("Q4_1", "F16") == quantization("BF16") == quantization() == "none"
+    assert quantization("Q4_1", num_bytes=GIB) == "none"
+    assert quantization("Q4_1", num_bytes=GIB, quantization="gguf") == "gguf"
     assert quantization("Q4_1", attention_backend="torch_native") == "none"
     assert quantization("Q4_1", quantization="none") == "none"
     assert quantization("Q4_1", quantization="int8") == quantization(quantization="int8") == "int8"

@@ -166,7 +166,7 @@ def attention_driver(layer: Layer, backend_name: str, dtype: torch.dtype) -> Dri
 
     def execute(plan: Plan) -> np.ndarray:
         program.forward(plan)
-        return program.sample(plan)
+        return program.sample(plan).wait()
 
     options = SimpleNamespace(
         page_size=layer.page_size, num_pages=NUM_PAGES, max_running_requests=NUM_SLOTS
