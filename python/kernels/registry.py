@@ -105,7 +105,13 @@ BACKENDS: tuple[BackendEntry, ...] = (
         quantizations=("none", "fp8"),
     ),
     # Kernels run in an interpreter there, for tests: below the reference, so by name only.
-    BackendEntry(name="triton", priority=-1, supports=_supports_interpreter, create=_create_triton),
+    BackendEntry(
+        name="triton",
+        priority=-1,
+        supports=_supports_interpreter,
+        create=_create_triton,
+        quantizations=("none", "fp8"),
+    ),
 )
 
 
