@@ -30,6 +30,7 @@ from trunkline.engine.messages import SamplingParams, Submit
 from trunkline.engine.models.config import DecoderConfig
 from trunkline.engine.runner import Runner, RunnerOptions
 from trunkline.engine.weights import open_checkpoint
+from trunkline.kernels import BackendOptions
 from trunkline.kernels.cpu.backend import ISA_VARIABLE, THREADS_VARIABLE
 from trunkline.kernels.cpu.native import CpuAttentionBench, CpuLinearBench
 from trunkline.plan import Plan
@@ -155,7 +156,7 @@ class Session:
                 max_running_requests=batch,
                 max_context_len=MAX_CONTEXT,
                 backend="cpu",
-                quantization=quantization,
+                computation=BackendOptions(quantization=quantization),
                 progress=False,
             ),
         )

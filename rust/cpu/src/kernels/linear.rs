@@ -39,7 +39,10 @@ pub(crate) fn linear<K: Kernel>(k: K, task: &LinearTask<'_>) {
     let gated = matches!(task.epilogue, Epilogue::Gated(_));
     if task.rows.len() == 1 {
         if gated {
-            task.panels.clone().for_each(|panel| gated_row(k, task, panel));
+            // A closure would not have the target features, and every intrinsic would be a call.
+            for panel in task.panels.clone() {
+                gated_row(k, task, panel);
+            }
         } else {
             one_row(k, task);
         }
