@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 from gpu_timing import Ceilings, Finding, Report, seconds
-from trunkline.kernels.triton.unified_attention import unified_attention
 
 from trunkline.kernels.triton.activation import gate_up
 from trunkline.kernels.triton.attention_parts import workspace_elements
@@ -21,6 +20,7 @@ from trunkline.kernels.triton.matmul import fixed_matmul
 from trunkline.kernels.triton.norm import add_rms_norm
 from trunkline.kernels.triton.prompt_attention import prompt_attention
 from trunkline.kernels.triton.rotary import rotate_and_write
+from trunkline.kernels.triton.unified_attention import unified_attention
 
 PAGE_SIZE = 16
 SPLIT_SIZE = 256
