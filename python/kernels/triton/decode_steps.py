@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trunkline.kernels.triton.graphs import Captured, batch_buckets, graph_pool
+from trunkline.kernels.triton.graphs import Captured, batch_buckets, capture_pool
 from trunkline.plan import LOGIT_POOLED, Plan
 
 logger = logging.getLogger(__name__)
@@ -53,11 +53,11 @@ class DecodeSteps:
         self._buckets = batch_buckets(largest)
         self._forwards: dict[int, Captured[Computed]] = {}
         self._draws: dict[int, Captured[dict[str, torch.Tensor]]] = {}
-        pool = graph_pool(device)
+        pool = capture_pool(device)
         for bucket in reversed(self._buckets):
             work = prepare(bucket)
-            self._forwards[bucket] = Captured(work.forward, device, pool)
-            self._draws[bucket] = Captured(work.draw, device, pool)
+            self._forwards[bucket] = Captured(work.forward, pool)
+            self._draws[bucket] = Captured(work.draw, pool)
         if self._buckets and device.type == "cuda":
             logger.info(
                 "Captured decode steps of %s rows in %.1f s",

@@ -8,6 +8,7 @@ again: the steps of tests take the same way as those of a GPU.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -25,31 +26,44 @@ def batch_buckets(largest: int) -> tuple[int, ...]:
     return (*buckets, largest) if largest > 0 else ()
 
 
+@dataclass(frozen=True, slots=True)
+class CapturePool:
+    """Memory for captures that are replayed in turns.
+
+    They share one stream: memory that was freed on one stream is not given out on another, and
+    cuBLAS keeps a workspace for each that it has run on.
+    """
+
+    handle: Any
+    stream: torch.cuda.Stream
+
+
 class Captured(Generic[Output]):
     """Work that is replayed with what now lies in the tensors it was captured with."""
 
-    def __init__(self, work: Callable[[], Output], device: torch.device, pool: Any) -> None:
+    def __init__(self, work: Callable[[], Output], pool: CapturePool | None) -> None:
         """Run the work once, so that every kernel is compiled, then capture it.
 
         Args:
             work: launches kernels on the current stream, and neither waits nor reads their results.
-            device: where it runs.
-            pool: of `graph_pool`; its memory is shared by captures that are replayed in turns.
+            pool: of `capture_pool`.
         """
         self._work = work
         self._graph: torch.cuda.CUDAGraph | None = None
         self._output: Output
-        if device.type != "cuda":
+        if pool is None:
             return
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
+        stream = pool.stream
+        stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             work()
-        torch.cuda.current_stream(device).wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         # Other threads of the process may use the device meanwhile: an embedding program's.
         mode = "thread_local"
-        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode=mode):
+        with torch.cuda.graph(
+            self._graph, pool=pool.handle, stream=stream, capture_error_mode=mode
+        ):
             self._output = work()
 
     def replay(self) -> Output:
@@ -60,6 +74,8 @@ class Captured(Generic[Output]):
         return self._output
 
 
-def graph_pool(device: torch.device) -> Any:
-    """Memory for captures; None where there are no graphs."""
-    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+def capture_pool(device: torch.device) -> CapturePool | None:
+    """For captures on the current device; None where there are no graphs."""
+    if device.type != "cuda":
+        return None
+    return CapturePool(torch.cuda.graph_pool_handle(), torch.cuda.Stream(device))
