@@ -77,8 +77,15 @@ class HostSlots:
         self._lane = np.full(num_slots, -1, np.int32)
         self._has_lists = np.zeros(num_slots, np.bool_)
         self._lists: dict[int, _Lists] = {}
-        self._free_lanes: list[int] = []
-        self.num_lanes = 0
+
+    @property
+    def num_lanes(self) -> int:
+        """Lanes that the table of counts must have, for those in use.
+
+        It falls when slots close: a step that fails because the table cannot grow ends its
+        requests, and those after it do without their lanes.
+        """
+        return int(self._lane.max(initial=-1)) + 1
 
     def check(self, plan: Plan) -> None:
         """Refuse what `update` and `needs` could not do; nothing has changed then.
@@ -115,9 +122,7 @@ class HostSlots:
         self._is_open[slot] = False
         self._has_lists[slot] = False
         self._lists.pop(slot, None)
-        if self._lane[slot] >= 0:
-            self._free_lanes.append(int(self._lane[slot]))
-            self._lane[slot] = -1
+        self._lane[slot] = -1
 
     def _open(self, plan: Plan, index: int, slot: int) -> None:
         self._is_open[slot] = True
@@ -135,13 +140,13 @@ class HostSlots:
         floats = plan.opened_float[index]
         additive = floats[FREQUENCY_PENALTY] != 0 or floats[PRESENCE_PENALTY] != 0
         if additive or floats[REPETITION_PENALTY] != 1:
-            self._lane[slot] = self._take_lane()
+            self._lane[slot] = self._free_lane()
 
-    def _take_lane(self) -> int:
-        if self._free_lanes:
-            return self._free_lanes.pop()
-        self.num_lanes += 1
-        return self.num_lanes - 1
+    def _free_lane(self) -> int:
+        """The lowest that no slot has."""
+        is_taken = np.zeros(self._lane.size + 1, np.bool_)
+        is_taken[self._lane[self._lane >= 0]] = True
+        return int(is_taken.argmin())
 
     def needs(self, plan: Plan) -> SampleNeeds:
         """What the plan's samples need; their slots are open."""

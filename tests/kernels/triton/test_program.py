@@ -22,6 +22,7 @@ from trunkline.engine.checkpoint import CheckpointError
 from trunkline.engine.runner import Runner
 from trunkline.kernels import BackendOptions, PendingResult
 from trunkline.kernels.triton import program
+from trunkline.kernels.triton.slots import DeviceSlots
 from trunkline.kernels.triton.staging import StagingArena
 from trunkline.plan import ROW_FAILED, Plan, encode_result
 
@@ -280,6 +281,34 @@ class PlainDriver(Driver):
         for sequence, token in zip(sampled, result["token_ids"].tolist(), strict=True):
             sequence.output.append(token)
             sequence.sampled = True
+
+
+def test_a_table_of_counts_that_cannot_grow_ends_a_step_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps behind it need not the lanes that it asked for."""
+    options = BackendOptions(max_graph_batch=4, attention="triton")
+    runner = tiny_runner(memory_checkpoint("llama"), backend="triton", computation=options)
+    grow = DeviceSlots.reserve_lanes
+
+    def short_of_memory(slots: DeviceSlots, num_lanes: int) -> None:
+        if num_lanes > 1:
+            raise RuntimeError("out of memory")
+        grow(slots, num_lanes)
+
+    monkeypatch.setattr(DeviceSlots, "reserve_lanes", short_of_memory)
+    driver = Driver(runner, TOP_N)
+    got = [Sequence(prompt, PENALISED) for prompt in prompts((4, 3, 2))]
+    for sequence in got:
+        driver.open(sequence)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        driver.step([(sequence, len(sequence.prompt)) for sequence in got])
+    for sequence in got:
+        driver.close(sequence)
+    driver.generate(got[:1], 3)
+    expected = Sequence(got[0].prompt, PENALISED)
+    Driver(reference_runner("llama"), TOP_N).generate([expected], 3)
+    agree(got[:1], [expected], TOLERANCES["float32"])
 
 
 def test_ids_beyond_the_vocabulary_fail_their_row_alone() -> None:
