@@ -24,6 +24,8 @@ def check_plan(plan: Plan, sizes: ProgramSizes) -> None:
         (plan.opened_int[:, ADAPTER] == 0, "adapters are not supported"),
         (moved[:, [0, 2, 5]] == 0, "page moves between tiers are not supported"),
         (plan.page_writes[:, 0] == 0, "only cache group 0 exists"),
+        (within(plan.opened_slots, 0, slots), f"opened slots must be below {slots}"),
+        (within(plan.closed_slots, 0, slots), f"closed slots must be below {slots}"),
         (within(plan.row_slot, 0, slots), f"row slots must be below {slots}"),
         (within(plan.sample_slot, 0, slots), f"sample slots must be below {slots}"),
         (within(plan.page_writes[:, 1], 0, slots), f"slots must be below {slots}"),

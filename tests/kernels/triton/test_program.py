@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from tests.kernels.driver import Driver, Sequence
-from tests.kernels.plan_builder import Params, read_result
+from tests.kernels.plan_builder import Opened, Params, read_result
 from tests.kernels.test_pooled_states import Pooling
 from tests.kernels.tiny import FAMILIES, memory_checkpoint, tiny_runner
 
@@ -309,6 +309,21 @@ def test_a_table_of_counts_that_cannot_grow_ends_a_step_alone(
     expected = Sequence(got[0].prompt, PENALISED)
     Driver(reference_runner("llama"), TOP_N).generate([expected], 3)
     agree(got[:1], [expected], TOLERANCES["float32"])
+
+
+@pytest.mark.parametrize(("name", "slot"), [("opened", 40), ("opened", -1), ("closed", -1)])
+def test_slots_that_there_are_not_are_refused(name: str, slot: int) -> None:
+    """The device would write beside its tables."""
+    runner = triton_runner("llama")
+    driver = Driver(runner, 0)
+    sequence = Sequence([3, 4])
+    driver.open(sequence)
+    if name == "opened":
+        driver._opened.append(Opened(slot, 1, Params()))
+    else:
+        driver._closed.append(slot)
+    with pytest.raises(ValueError, match=f"{name} slots must be below 40"):
+        driver.step([(sequence, 2)])
 
 
 def test_ids_beyond_the_vocabulary_fail_their_row_alone() -> None:
