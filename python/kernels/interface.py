@@ -137,6 +137,13 @@ class AttentionSpec:
     query_norm: Weight | None = None
     key_norm: Weight | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse values that backends would take for no window and no cap."""
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window is {self.window}, must be at least 1, or None for all keys")
+        if self.soft_cap is not None and not self.soft_cap > 0:
+            raise ValueError(f"soft_cap is {self.soft_cap}, must be above 0, or None for no cap")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvSpec:

@@ -14,6 +14,8 @@ from tests.kernels.attention_model import (
 )
 from tests.kernels.driver import Sequence
 
+from trunkline.kernels import AttentionSpec
+
 LAYERS = {
     "plain": Layer(),
     "scale": Layer(scale=0.11),
@@ -84,3 +86,9 @@ def test_each_option_matters(backend: str) -> None:
         results.append(logprobs(sequence, 0))
     for result in results[1:]:
         assert np.abs(result - results[0]).max() > 0.05
+
+
+@pytest.mark.parametrize("option", [{"window": 0}, {"window": -1}, {"soft_cap": 0.0}])
+def test_what_would_be_taken_for_none_is_refused(option: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(option))} is .* or None for"):
+        AttentionSpec(layer=0, num_heads=1, num_kv_heads=1, head_dim=16, rotary=None, **option)  # type: ignore[arg-type]
