@@ -25,8 +25,8 @@ families = pytest.mark.parametrize("family", FAMILIES)
 
 
 @cache
-def shared_runner(family: str, dtype: str) -> Runner:
-    return tiny_runner(memory_checkpoint(family), dtype=dtype)
+def shared_runner(family: str, dtype: str, backend: str | None = None) -> Runner:
+    return tiny_runner(memory_checkpoint(family), dtype=dtype, backend=backend)
 
 
 def make_requests(count: int, seed: int = 3) -> list[Sequence]:
@@ -48,16 +48,16 @@ def same_bits(left: Sequence, right: Sequence) -> bool:
 
 
 @cache
-def solo_run(family: str, dtype: str, index: int) -> Sequence:
+def solo_run(family: str, dtype: str, index: int, backend: str | None = None) -> Sequence:
     """A request of `make_requests` alone, its whole prompt in one step."""
     request = make_requests(32)[index]
-    Driver(shared_runner(family, dtype)).generate([request], NUM_TOKENS)
+    Driver(shared_runner(family, dtype, backend)).generate([request], NUM_TOKENS)
     return request
 
 
-def check(family: str, dtype: str, runs: list[Sequence]) -> None:
+def check(family: str, dtype: str, runs: list[Sequence], backend: str | None = None) -> None:
     for index, run in enumerate(runs):
-        alone = solo_run(family, dtype, index)
+        alone = solo_run(family, dtype, index, backend)
         assert same_bits(alone, run), f"prompt of {len(alone.prompt)} tokens"
 
 
@@ -95,19 +95,19 @@ def test_sizes_of_temporaries_do_not_matter(
 ) -> None:
     """Block by block and tile by tile, or everything at once."""
     for index in range(8):
-        solo_run(family, dtype, index)  # with the usual sizes
+        solo_run(family, dtype, index, "torch")  # with the usual sizes
     monkeypatch.setattr(attention_plan, "CHUNK_ELEMENTS", elements)
     requests = make_requests(8)
-    Driver(shared_runner(family, dtype)).generate(requests, NUM_TOKENS, chunk=170)
-    check(family, dtype, requests)
+    Driver(shared_runner(family, dtype, "torch")).generate(requests, NUM_TOKENS, chunk=170)
+    check(family, dtype, requests, "torch")
 
 
 def test_where_no_product_is_invariant_rows_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = make_requests(6)
-    Driver(tiny_runner(memory_checkpoint("llama"))).generate(expected, NUM_TOKENS)
+    Driver(tiny_runner(memory_checkpoint("llama"), backend="torch")).generate(expected, NUM_TOKENS)
     monkeypatch.setattr(attention, "_is_invariant", lambda *_: False)
     monkeypatch.setattr(tiling, "_reference_is_invariant", lambda *_: False)
-    runner = tiny_runner(memory_checkpoint("llama"))
+    runner = tiny_runner(memory_checkpoint("llama"), backend="torch")
     alone, together = make_requests(6), make_requests(6)
     for request in alone:
         Driver(runner).generate([request], NUM_TOKENS)
