@@ -107,7 +107,14 @@ class Sampler:
         if "lanes" in staged:
             counts = Counts(lanes=staged["lanes"], table=self._slots.counts)
         adjustments = self._adjustments(needs, staged, counts, masks)
-        draws = draw(logits, samples, self._tables, adjustments)
+        draws = draw(
+            logits,
+            samples,
+            self._tables,
+            adjustments,
+            is_greedy=needs.is_greedy,
+            cuts=needs.has_cuts,
+        )
         note_tokens(draws.token_ids, samples.slots, self._slots.last_tokens, counts)
         outputs = _outputs(draws)
         if needs.wants_logprobs:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from trunkline.kernels.interface import FloatArray, IntArray, ProgramSizes
+from trunkline.kernels.triton.draw import MIN_TEMPERATURE
 from trunkline.plan import (
     FLAG_GRAMMAR,
     FLAG_PROCESSED,
@@ -23,6 +24,9 @@ from trunkline.plan import (
     PROMPT_LEN,
     REPETITION_PENALTY,
     SAMPLE_LOGPROB,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
     Plan,
 )
 
@@ -60,6 +64,8 @@ class SampleNeeds:
     bias: Entries
     suppressed: Entries
     wants_logprobs: bool  # of anything
+    is_greedy: bool  # every sample takes the best id
+    has_cuts: bool  # top-k or top-p of a sample may leave something out
 
     @property
     def is_plain(self) -> bool:
@@ -74,6 +80,7 @@ class HostSlots:
         self._vocab_size = vocab_size
         self._is_open = np.zeros(num_slots, np.bool_)
         self._ints = np.zeros((num_slots, PARAMETERS), np.int32)
+        self._floats = np.zeros((num_slots, PARAMETERS), np.float32)
         self._lane = np.full(num_slots, -1, np.int32)
         self._has_lists = np.zeros(num_slots, np.bool_)
         self._lists: dict[int, _Lists] = {}
@@ -127,6 +134,7 @@ class HostSlots:
     def _open(self, plan: Plan, index: int, slot: int) -> None:
         self._is_open[slot] = True
         self._ints[slot] = plan.opened_int[index]
+        floats = self._floats[slot] = plan.opened_float[index]
         bias = slice(*plan.bias_offsets[index : index + 2].tolist())
         suppressed = slice(*plan.suppressed_offsets[index : index + 2].tolist())
         if bias.stop > bias.start or suppressed.stop > suppressed.start:
@@ -137,7 +145,6 @@ class HostSlots:
                 plan.bias_values[bias].copy(),
                 plan.suppressed_ids[suppressed].copy(),
             )
-        floats = plan.opened_float[index]
         additive = floats[FREQUENCY_PENALTY] != 0 or floats[PRESENCE_PENALTY] != 0
         if additive or floats[REPETITION_PENALTY] != 1:
             self._lane[slot] = self._free_lane()
@@ -157,6 +164,9 @@ class HostSlots:
         bias, suppressed = self._entries(plan)
         grammar = np.flatnonzero(flags & FLAG_GRAMMAR).astype(np.int32)
         processed = np.flatnonzero(flags & FLAG_PROCESSED).astype(np.int32)
+        floats, top_k = self._floats[slots], self._ints[slots, TOP_K]
+        is_random = floats[:, TEMPERATURE] >= MIN_TEMPERATURE.value
+        cuts = ((top_k > 0) & (top_k < self._vocab_size)) | (floats[:, TOP_P] < 1)
         is_adjusted = lanes >= 0
         for rows in (grammar, bias.rows, suppressed.rows):
             is_adjusted[rows] = True
@@ -169,6 +179,8 @@ class HostSlots:
             bias=bias,
             suppressed=suppressed,
             wants_logprobs=bool(logprob_rows.size or plan.score_ids.size or plan.logit_top_n.any()),
+            is_greedy=not is_random.any(),
+            has_cuts=bool((is_random & cuts).any()),
         )
 
     def _entries(self, plan: Plan) -> tuple[Entries, Entries]:

@@ -21,7 +21,7 @@ from tests.kernels.tiny import FAMILIES, memory_checkpoint, tiny_runner
 from trunkline.engine.checkpoint import CheckpointError
 from trunkline.engine.runner import Runner
 from trunkline.kernels import BackendOptions, PendingResult
-from trunkline.kernels.triton import program
+from trunkline.kernels.triton import draw, program
 from trunkline.kernels.triton.slots import DeviceSlots
 from trunkline.kernels.triton.staging import StagingArena
 from trunkline.plan import ROW_FAILED, Plan, encode_result
@@ -200,6 +200,36 @@ def test_plain_draws_of_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     PlainDriver(reference_runner("llama"), 0).generate(expected, 3)
     assert [s.output for s in got[:2]] == [s.output for s in expected[:2]]
     assert got[2].output == expected[2].output[:2]
+
+
+@pytest.mark.parametrize(
+    ("params", "launched"),
+    [
+        ((Params(), Params(top_k=3, top_p=0.5)), set()),
+        ((Params(top_k=3), Params(temperature=0.8, seed=3, top_k=199, min_p=0.1)), {"noise"}),
+        ((Params(), Params(temperature=0.8, seed=3, top_k=5)), {"cuts", "noise"}),
+        ((Params(temperature=0.8, seed=3, top_p=0.5),), {"cuts", "noise"}),
+    ],
+)
+def test_draws_leave_out_what_no_sample_needs(
+    params: tuple[Params, ...], launched: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With log-probs, so that nothing is a replay; tokens stay those of the reference."""
+    found = set()
+    for name, label in (("find_cuts", "cuts"), ("_launch_draw", "noise")):
+        real = getattr(draw, name)
+
+        def note(*args: Any, real: Any = real, label: str = label) -> None:
+            found.add(label)
+            real(*args)
+
+        monkeypatch.setattr(draw, name, note)
+    got = [Sequence([3, 4, 5 + i], one) for i, one in enumerate(params)]
+    expected = [Sequence(s.prompt, s.params) for s in got]
+    Driver(triton_runner("llama"), TOP_N).generate(got, 2)
+    Driver(reference_runner("llama"), TOP_N).generate(expected, 2)
+    agree(got, expected, TOLERANCES["float32"])
+    assert found == launched
 
 
 @pytest.mark.slow
