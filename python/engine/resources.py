@@ -29,6 +29,9 @@ LARGE_DEVICE_GRAPH_ROWS: Final = 256
 DEVICE_GRAPH_ROWS: Final = 160
 # CUDA context, cuBLAS and attention workspaces, memory pool of the graphs.
 DEVICE_RUNTIME_BYTES: Final = 1 * GIB
+# Of these ids of a sample, where top-k and top-p cut, a step keeps a list: id and scaled logit.
+LISTED_CANDIDATES: Final = 8192
+LISTED_BYTES: Final = 8
 # The step budget that is derived from measured times stays in these bounds.
 MIN_BUDGET_TOKENS: Final = 128
 # With fewer rows weights are read from memory for too little use: prompts would take longer.
@@ -81,16 +84,23 @@ def device_step_bytes(
         config: the model.
         item_bytes: of an activation.
         num_tokens: the step's.
-        num_rows: logits that it computes; they are there twice while tokens are drawn.
+        num_rows: logits that it computes, and samples that it draws. Where a sample's logits are
+            changed (penalties, bias, masks) they are there twice.
         pages_per_row: entries of a row's page table.
     """
     hidden, inner = config.hidden_size, config.intermediate_size
     heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    # The residual stream is float32; the widest moment is in the MLP, or in attention.
+    # The residual stream is float32; the widest moment is in attention, MLP or experts.
     widest = max(3 * inner + hidden, heads + config.num_heads * config.head_dim)
+    if config.experts is not None:
+        # What a token's experts are given at last, once more in fp8, and their results.
+        width = 2 * config.experts.intermediate_size + hidden
+        widest = max(widest, config.experts.top_k * width)
     activations = num_tokens * (2 * 4 * hidden + (hidden + widest) * item_bytes)
-    logits = 2 * num_rows * config.vocab_size * 4
-    return activations + logits + 4 * num_rows * pages_per_row + DEVICE_RUNTIME_BYTES
+    logits = 2 * config.vocab_size * 4
+    candidates = min(config.vocab_size, LISTED_CANDIDATES) * LISTED_BYTES
+    rows = num_rows * (logits + candidates + 4 * pages_per_row)
+    return activations + rows + DEVICE_RUNTIME_BYTES
 
 
 def graph_rows(requested: int | None, *, disabled: bool, device_bytes: int) -> int:

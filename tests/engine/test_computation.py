@@ -1,5 +1,6 @@
 """From settings to a backend and its options, and what is refused before a model is loaded."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -104,7 +105,26 @@ def test_memory_beside_weights_and_pool() -> None:
 
     config = decoder_config("llama", vocab_size=100_000)
     few, many = (resources.device_step_bytes(config, 2, 1024, rows, 32) for rows in (1, 1001))
-    assert many - few == 1000 * 4 * (2 * 100_000 + 32)
+    assert many - few == 1000 * (4 * (2 * 100_000 + 32) + 8 * 8192)
+    small = replace(config, vocab_size=3000)
+    few_ids, many_ids = (resources.device_step_bytes(small, 2, 1024, n, 32) for n in (1, 1001))
+    assert many_ids - few_ids == 1000 * (4 * (2 * 3000 + 32) + 8 * 3000)
     assert few > resources.DEVICE_RUNTIME_BYTES
     half = resources.weight_bytes(config, 2, 1)
     assert resources.weight_bytes(config, 1) < half < resources.weight_bytes(config, 2)
+
+
+def test_memory_of_experts() -> None:
+    """Each token passes through several of them."""
+    from tests.kernels.tiny import decoder_config
+
+    config = decoder_config("qwen3-moe")
+    experts = config.experts
+    assert experts is not None
+    few, many = (
+        resources.device_step_bytes(
+            replace(config, experts=replace(experts, top_k=top_k)), 2, 1024, 1, 32
+        )
+        for top_k in (100, 200)
+    )
+    assert many - few == 1024 * 100 * (2 * experts.intermediate_size + config.hidden_size) * 2

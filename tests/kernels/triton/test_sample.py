@@ -10,6 +10,7 @@ import triton.language as tl
 from tests.kernels.test_sampler import inputs, kept_by_sorting, tied_logits
 from tests.kernels.triton.guards import Guards
 
+from trunkline.engine import resources
 from trunkline.kernels import SampleInputs, SampleOutputs
 from trunkline.kernels.torch_reference import sampler as reference
 from trunkline.kernels.triton import levels
@@ -106,6 +107,10 @@ def check_random(seed: int, vocabulary: int, num_samples: int) -> None:
 @pytest.mark.parametrize("vocabulary", [1, 2, 5, 37, 700, TILE, TILE + 1, 3 * TILE + 77])
 def test_tokens_are_those_of_the_reference(vocabulary: int) -> None:
     check_random(vocabulary, vocabulary, 6)
+
+
+def test_memory_of_candidates_is_counted() -> None:
+    assert (levels.CAPACITY, 4 + 4) == (resources.LISTED_CANDIDATES, resources.LISTED_BYTES)
 
 
 @pytest.mark.slow
