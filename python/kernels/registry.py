@@ -83,6 +83,7 @@ def _create_triton(
 
 
 TRITON_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+TRITON_QUANTIZATIONS = ("none", "fp8")
 
 
 BACKENDS: tuple[BackendEntry, ...] = (
@@ -102,7 +103,7 @@ BACKENDS: tuple[BackendEntry, ...] = (
         priority=20,
         supports=_supports_cuda,
         create=_create_triton,
-        quantizations=("none", "fp8"),
+        quantizations=TRITON_QUANTIZATIONS,
     ),
     # Kernels run in an interpreter there, for tests: below the reference, so by name only.
     BackendEntry(
@@ -110,7 +111,7 @@ BACKENDS: tuple[BackendEntry, ...] = (
         priority=-1,
         supports=_supports_interpreter,
         create=_create_triton,
-        quantizations=("none", "fp8"),
+        quantizations=TRITON_QUANTIZATIONS,
     ),
 )
 

@@ -388,7 +388,7 @@ def test_rows_that_are_not_finite_end_alone() -> None:
         ({"attention": "flashinfer"}, "flashinfer cannot be used: it needs a CUDA device"),
         ({"attention": "fa4"}, "known: auto, flashinfer, triton"),
         ({"kv_dtype": "int4"}, "known: auto, fp8_e4m3"),
-        ({"quantization": "awq"}, "no kernel backend 'triton'.* quantization 'awq'"),
+        ({"quantization": "awq"}, "no kernel backend 'triton' .* quantization 'awq'"),
         ({"quantization": "fp8"}, "multiples of 16, but down_proj"),
     ],
 )
