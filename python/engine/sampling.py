@@ -67,7 +67,7 @@ class SamplingState:
         Raises:
             ValueError: an id lies outside the vocabulary; nothing has changed then.
         """
-        for name in ("bias_ids", "suppressed_ids", "output_ids"):
+        for name in ("bias_ids", "suppressed_ids", "output_ids", "score_ids"):
             ids: IntArray = getattr(plan, name)
             if ids.size and (ids.min() < 0 or ids.max() >= self._vocab_size):
                 raise ValueError(

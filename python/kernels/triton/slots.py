@@ -108,7 +108,7 @@ class HostSlots:
             raise ValueError(
                 f"the plan samples for slots {np.unique(closed).tolist()}, which are not open"
             )
-        for name in ("bias_ids", "suppressed_ids", "output_ids"):
+        for name in ("bias_ids", "suppressed_ids", "output_ids", "score_ids"):
             ids: IntArray = getattr(plan, name)
             if ids.size and (ids.min() < 0 or ids.max() >= self._vocab_size):
                 raise ValueError(

@@ -356,6 +356,30 @@ def test_slots_that_there_are_not_are_refused(name: str, slot: int) -> None:
         driver.step([(sequence, 2)])
 
 
+@pytest.mark.parametrize("token", [-1, 199])
+def test_ids_to_score_lie_in_the_vocabulary(token: int) -> None:
+    """The device would read beside the logits."""
+    driver = ScoringDriver(triton_runner("llama"), 0)
+    driver.token = token
+    sequence = Sequence([3, 4])
+    driver.open(sequence)
+    with pytest.raises(ValueError, match="score_ids of the plan holds ids .* has 199"):
+        driver.step([(sequence, 2)])
+
+
+class ScoringDriver(Driver):
+    """Wants the log-prob of one token at every logit position."""
+
+    token = 0
+
+    def _add_row(self, fields: dict[str, list[Any]], sequence: Sequence, count: int) -> bool:
+        is_sampled = super()._add_row(fields, sequence, count)
+        if is_sampled:
+            fields["score_ids"].append(self.token)
+            fields["score_offsets"][-1] = len(fields["score_ids"])
+        return is_sampled
+
+
 def test_ids_beyond_the_vocabulary_fail_their_row_alone() -> None:
     runner = triton_runner("llama")
     good, bad = Sequence([3, 4]), Sequence([3, 199])
