@@ -202,8 +202,9 @@ def _unified_workspace(
 
 
 def _workspace(query: torch.Tensor, splits: int) -> torch.Tensor:
+    """For partial results, which there are with several splits only."""
     rows, heads, head_dim = query.shape
-    elements = workspace_elements(rows, heads, head_dim, splits)
+    elements = workspace_elements(rows, heads, head_dim, splits) if splits > 1 else 1
     return query.new_empty(elements, dtype=torch.float32)
 
 

@@ -14,6 +14,7 @@ from tests.kernels.triton.kv_rows import (
     make_sinks,
 )
 
+from trunkline.kernels.triton.attention import _workspace
 from trunkline.kernels.triton.attention_parts import workspace_elements
 from trunkline.kernels.triton.decode_attention import choose_max_splits, decode_attention
 from trunkline.kernels.triton.launch import FP8, KNOWN_TRAITS, assume_device
@@ -158,3 +159,9 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_few_rows_are_split_more() -> None:
     assert [choose_max_splits(rows, 8, 132) for rows in (1, 4, 64)] == [33, 8, 1]
     assert choose_max_splits(1, 1, 132) == 64
+
+
+def test_only_several_splits_need_memory() -> None:
+    query = torch.empty(5, 6, 64)
+    assert _workspace(query, 1).numel() == 1
+    assert _workspace(query, 2).numel() == workspace_elements(5, 6, 64, 2)
