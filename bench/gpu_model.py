@@ -40,6 +40,8 @@ from trunkline.plan import (
 PAGE_SIZE = 16
 GRAPH_ROWS = 256
 SEED = 20
+QUEUED_STEPS = 3  # launched at once, to time the device alone; a program takes so many unwaited
+BUSY_CYCLES = 200_000_000  # for about 0.1 s, in which they are launched
 
 
 def _config(**sizes: Any) -> DecoderConfig:
@@ -126,9 +128,9 @@ def build(
     backend = select_backend(device, dtype, name, chosen)
     config = trial.config
     rows = max(rows for rows, _ in trial.batches)
-    # The first token, what the warm-up and the timed steps add, and a page's rest.
     room = max(
-        rows * (-(-(have + 4 * trial.num_steps) // PAGE_SIZE)) for rows, have in trial.batches
+        rows * (-(-(have + 2 * trial.num_steps + QUEUED_STEPS) // PAGE_SIZE))
+        for rows, have in trial.batches
     )
     torch.manual_seed(SEED)
     with torch.inference_mode():
@@ -223,28 +225,26 @@ class Run:
     tokens: list[list[int]]
     step_s: float
     host_s: float  # of it the host was busy launching
-    gap: float  # share of the time in which the device had no step; 0 where that is not known
+    gap: float  # share of the time beyond what the device alone takes; 0 where that is not known
 
 
 def decode(
     made: Device, rows: int, have: int, steps: int, *, overlap: bool, temperature: float = 0.0
 ) -> Run:
-    """Run `steps` decode steps, the first of them and a warm-up not timed."""
-    plans = Decoding(rows, have, 2 * steps + 2, temperature)
+    """Run `steps` decode steps, behind as many that are not timed."""
+    plans = Decoding(rows, have, 2 * steps + QUEUED_STEPS, temperature)
     tokens = []
     for _ in range(steps):
         made.program.forward(plan := plans.next())
         tokens.append(_tokens(made.program.sample(plan).wait()))
+    device_s = _device_s(made, plans) if torch.cuda.is_available() else None
     busy = 0.0
     pending = None
-    marks = Marks()
     started_at = time.perf_counter()
     for _ in range(steps):
         launched_at = time.perf_counter()
-        marks.begin()
         made.program.forward(plan := plans.next())
         result = made.program.sample(plan)
-        marks.end()
         busy += time.perf_counter() - launched_at
         if not overlap:
             tokens.append(_tokens(result.wait()))
@@ -255,35 +255,25 @@ def decode(
     if pending is not None:
         tokens.append(_tokens(pending.wait()))
     elapsed = time.perf_counter() - started_at
-    gap = marks.idle_s() / elapsed
+    gap = 0.0 if device_s is None else max(0.0, 1 - device_s * steps / elapsed)
     return Run(tokens=tokens, step_s=elapsed / steps, host_s=busy / steps, gap=gap)
 
 
-class Marks:
-    """When the device began and ended steps, on its own clock."""
-
-    def __init__(self) -> None:
-        self._on_cuda = torch.cuda.is_available()
-        self._steps: list[list[torch.cuda.Event]] = []
-
-    def begin(self) -> None:
-        """Before a step's launches."""
-        if self._on_cuda:
-            self._steps.append([torch.cuda.Event(enable_timing=True) for _ in range(2)])
-            self._steps[-1][0].record()
-
-    def end(self) -> None:
-        """Behind them."""
-        if self._on_cuda:
-            self._steps[-1][1].record()
-
-    def idle_s(self) -> float:
-        """Time between the end of a step and the beginning of the next; all steps are done."""
-        if not self._on_cuda:
-            return 0.0
-        torch.cuda.synchronize()
-        gaps = zip(self._steps[:-1], self._steps[1:], strict=True)
-        return sum(before[1].elapsed_time(after[0]) for before, after in gaps) / 1000
+def _device_s(made: Device, plans: Decoding) -> float:
+    """Time of a step on the device alone: it is launched while the device is busy with others."""
+    marks, pending = [], []
+    torch.cuda._sleep(BUSY_CYCLES)
+    for _ in range(QUEUED_STEPS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        made.program.forward(plan := plans.next())
+        pending.append(made.program.sample(plan))
+        end.record()
+        marks.append((begin, end))
+    for result in pending:
+        result.wait()
+    torch.cuda.synchronize()
+    return min(begin.elapsed_time(end) for begin, end in marks) / 1000
 
 
 def _tokens(block: np.ndarray) -> list[int]:
