@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,10 +58,49 @@ print(json.dumps({c.kernel.fn.__name__: problems(compile_case(c, 90), c) for c i
 """
 
 
-@pytest.mark.slow
-def test_failures_spills_and_too_much_shared_memory_are_found(tmp_path: Path) -> None:
+PROMPTS = """
+import json
+import torch
+from triton.backends.compiler import GPUTarget
+from tests.kernels.triton.cross_compile import recorded_launches
+
+from trunkline.kernels.triton.launch import KNOWN_TRAITS, assume_device
+from trunkline.kernels.triton.page_list import list_pages
+from trunkline.kernels.triton.prompt_attention import prompt_attention
+
+
+def integers(*shape):
+    return torch.empty(shape, dtype=torch.int32)
+
+
+def launch(first):
+    slots, lens = integers(8)[first:], integers(8)[first:]
+    query, pool = torch.empty(64, 8, 64), torch.empty(9, 16, 2, 64)
+    tables, starts = integers(9, 32), integers(9 - first)
+    options = {name: None for name in ("window", "soft_cap", "sinks")}
+    options |= {name: 1.0 for name in ("scale", "key_scale", "value_scale")}
+    prompt_attention(
+        query, pool, pool, tables, slots, lens, starts, torch.empty_like(query),
+        max_query_len=64, **options,
+    )
+    list_pages(tables, slots, starts, integers(64))
+
+
+compiled = []
+for first in (0, 1, 4):
+    with (
+        assume_device(KNOWN_TRAITS[90]),
+        recorded_launches("launch", GPUTarget("cuda", 90, 32), may_spill=False) as cases,
+    ):
+        launch(first)
+    compiled.append([[c.name, sorted(map(str, c.attributes.items()))] for c in cases])
+print(json.dumps(compiled))
+"""
+
+
+def run(tmp_path: Path, source: str) -> Any:
     script = tmp_path / "kernels.py"
-    script.write_text(KERNELS)
+    script.write_text(source)
     path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
@@ -70,8 +110,19 @@ def test_failures_spills_and_too_much_shared_memory_are_found(tmp_path: Path) ->
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_failures_spills_and_too_much_shared_memory_are_found(tmp_path: Path) -> None:
+    found = run(tmp_path, KERNELS)
     assert found["fine"] == []
     assert "does not compile" in found["wrong"][0]
     assert "bytes of stack" in found["spilling"][0]
     assert "shared memory, limit is 232448" in found["large"][0]
+
+
+def test_prompts_behind_any_number_of_decode_rows_compile_once(tmp_path: Path) -> None:
+    aligned, *others = run(tmp_path, PROMPTS)
+    assert [name for name, _ in aligned] == ["launch/prompt_kernel", "launch/_list_pages_kernel"]
+    assert others == [aligned] * 2

@@ -28,7 +28,7 @@ def list_pages(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])  # of prompts: behind any number of others
 def _list_pages_kernel(page_tables, table_stride, slots, starts, pages, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     start = tl.load(starts + row).to(tl.int64)

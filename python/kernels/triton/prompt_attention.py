@@ -126,7 +126,9 @@ def _add_masked(
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "split_size", "max_splits", "score_scale", "value_scale"]
+    do_not_specialize=["num_rows", "split_size", "max_splits", "score_scale", "value_scale"],
+    # They begin behind the step's decode rows, whose number is any.
+    do_not_specialize_on_alignment=["row_slot", "kv_lens"],
 )
 def prompt_kernel(
     query,
