@@ -129,7 +129,7 @@ class _Exchange:
         ]
         if self._load is not None and _IS_CLIENT in self._scope:
             message["headers"].append((LOAD_HEADER, self._load()))
-        if not self.body.is_complete and _announces_body(self._scope):
+        if not self.body.is_complete and announces_body(self._scope):
             # Unless all of it is there by then, the connection closes after the response: a client
             # that is not told would send its next request into the void.
             message["headers"].append((b"connection", b"close"))
@@ -155,7 +155,7 @@ def _request_id(scope: Scope) -> bytes:
     return str(scope[REQUEST_ID]).encode()
 
 
-def _announces_body(scope: Scope) -> bool:
+def announces_body(scope: Scope) -> bool:
     """Whether an HTTP/1 request says that it has a body."""
     headers: dict[bytes, bytes] = dict(scope["headers"])
     length = headers.get(b"content-length", b"0")

@@ -14,11 +14,14 @@ import h11
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trunkline.server.http import error_response
+from trunkline.server.middleware import announces_body
 
 KEPT: Final = ("/v1/files", "/v1/batches", "/v1/responses", "/metrics", "/abort_request")
 _READ_BYTES: Final = 64 << 10
 # They concern the connection to the client; h11 itself answers for ours.
 _HOP: Final = frozenset((b"connection", b"keep-alive", b"te", b"upgrade", b"expect"))
+# Of an answer: Hypercorn adds its own.
+_OWN: Final = _HOP | {b"transfer-encoding", b"date"}
 
 
 def is_kept(path: str) -> bool:
@@ -60,9 +63,11 @@ class _Exchange:
         self._reader = reader
         self._writer = writer
         self._protocol = h11.Connection(h11.CLIENT)
+        self._owes_body = False  # the client has announced more than it has sent
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand on both ways until the answer is out or the client has left."""
+        self._owes_body = announces_body(scope)
         await self._write(_head(scope))
         up = asyncio.create_task(self._upload(receive))
         down = asyncio.create_task(self._download(send))
@@ -83,6 +88,7 @@ class _Exchange:
             if body := message.get("body", b""):
                 await self._write(h11.Data(data=body))
             if not message.get("more_body", False):
+                self._owes_body = False
                 await self._write(h11.EndOfMessage())
 
     async def _write(self, event: h11.Event) -> None:
@@ -95,12 +101,14 @@ class _Exchange:
     async def _download(self, send: Send) -> None:
         while not isinstance(event := await self._next(), h11.EndOfMessage):
             if isinstance(event, h11.Response):
-                headers = [(n, v) for n, v in event.headers if n not in _HOP]
+                headers = [(n, v) for n, v in event.headers if n not in _OWN]
+                if self._owes_body:
+                    headers.append((b"connection", b"close"))  # as `middleware.Edge` does
                 await send(
                     {
                         "type": "http.response.start",
                         "status": event.status_code,
-                        "headers": [(n, v) for n, v in headers if n != b"transfer-encoding"],
+                        "headers": headers,
                     }
                 )
             elif isinstance(event, h11.Data):
