@@ -22,8 +22,14 @@ class EntryWriter:
     """The engine's side."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file; what other engines wrote stays until it is overwritten."""
+        """Open the file; what other engines wrote stays until it is overwritten.
+
+        All its room is taken now: a disk that is full later does not stop the engine.
+        """
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        size = CAPACITY * _ENTRY.size
+        while (begun := os.fstat(self._file).st_size) < size:
+            os.pwrite(self._file, bytes(size - begun), begun)
         self._count = 0
 
     def add(self, entries: Iterable[tuple[int, int]]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from trunkline.engine import entries
 from trunkline.engine.entries import EntryWriter, read_entries
 
@@ -40,3 +42,15 @@ def test_a_torn_entry_is_none(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(b"torn")
     assert read_entries(path, 1) == {5}
+
+
+def test_room_is_taken_at_the_start_and_suffices(tmp_path: Path) -> None:
+    path = tmp_path / "entries"
+    for _ in range(2):
+        writer = EntryWriter(path)
+        blocks = path.stat().st_blocks
+        writer.add((1, key) for key in range(1, entries.CAPACITY + 10))
+        assert path.stat().st_blocks == blocks > 0
+        writer.close()
+    with pytest.raises(OSError, match="No space left"):
+        EntryWriter(Path("/dev/full"))
