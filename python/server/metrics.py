@@ -187,7 +187,7 @@ class Metrics:
                 for name, rows in self._counters.items()
             },
             histograms={
-                name: [Row(labels, one.total, one.counts) for labels, one in rows.items()]
+                name: [Row(labels, one.total, list(one.counts)) for labels, one in rows.items()]
                 for name, rows in self._histograms.items()
             },
             http_active=self.http_active,
