@@ -161,16 +161,21 @@ class Signals:
 
     async def unless_stopped(self, work: Awaitable[Value]) -> Value | None:
         """The result of `work`; None, and `work` cancelled, if a signal comes first."""
-        task = asyncio.ensure_future(work)
-        stopped = asyncio.create_task(self.stopping.wait())
-        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        if task.done():
-            return task.result()
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        return None
+        return await unless_set(self.stopping, work)
+
+
+async def unless_set(event: asyncio.Event, work: Awaitable[Value]) -> Value | None:
+    """The result of `work`; None, and `work` cancelled, if the event is set first."""
+    task = asyncio.ensure_future(work)
+    stopped = asyncio.create_task(event.wait())
+    await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if task.done():
+        return task.result()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    return None
 
 
 async def run(config: ServerConfig, module: str = "trunkline.engine.process") -> None:

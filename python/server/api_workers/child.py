@@ -16,9 +16,10 @@ from typing import Final
 
 import msgspec
 from setproctitle import setproctitle
+from starlette.applications import Starlette
 
 from trunkline.engine.attached import AttachedEngine
-from trunkline.engine.client import Client
+from trunkline.engine.client import Client, EngineDied
 from trunkline.engine.fleet import Fleet
 from trunkline.engine.messages import EngineStatus
 from trunkline.server import logs
@@ -40,7 +41,14 @@ from trunkline.server.api_workers.orders import (
 from trunkline.server.api_workers.relay import Relay
 from trunkline.server.connections import listen
 from trunkline.server.operations import end_requests
-from trunkline.server.serve import Gate, allow_connections, drain, load, loop_factory
+from trunkline.server.serve import (
+    Gate,
+    allow_connections,
+    drain,
+    load,
+    loop_factory,
+    unless_set,
+)
 from trunkline.server.state import Server
 from trunkline.server.tls import server_context
 
@@ -66,41 +74,57 @@ class ApiWorker:
         self._listener = socket.socket(fileno=boot.listener)
         self._gate, self._stop = Gate(), asyncio.Event()
         self._draining = asyncio.Event()
+        self._opened = asyncio.Event()  # connections are accepted
         self._server: Server | None = None
-        self._is_serving = False
+        self._is_serving = boot.is_serving
         self._settling: set[asyncio.Task[None]] = set()
 
     async def run(self, orders: asyncio.StreamReader) -> None:
         """Serve until told to drain."""
         allow_connections()
-        http = self._config.http
-        serving = asyncio.create_task(
-            listen(self._gate, self._listener, http, self._stop, server_context(http))
-        )
+        if not self._is_serving:
+            self._opened.set()  # 503 is the truth; later, connections rather wait a while
+        serving = asyncio.create_task(self._listen())
         await self._client.start()
         following = asyncio.create_task(self._follow(orders))
         try:
             self._answer(Connected())
-            app = await load(self._config, self._client)
-            server: Server = app.state.server
-            self._server = server
-            server.starting = not self._is_serving
-            self._gate.app = Relay(app, self._relay_path)
-            self._answer(Loaded())
-            counting = asyncio.create_task(self._count(server))
-            await self._draining.wait()
-            await drain(server, self._client)
-            counting.cancel()
-            self._answer(Counted(server.metrics.snapshot()))
+            app = await unless_set(self._draining, load(self._config, self._client))
+            if app is not None:
+                await self._serve(app)
         finally:
             following.cancel()
             await self._client.close()
             self._stop.set()
+            self._opened.set()
             await serving
 
+    async def _listen(self) -> None:
+        await self._opened.wait()
+        if not self._stop.is_set():
+            http = self._config.http
+            await listen(self._gate, self._listener, http, self._stop, server_context(http))
+
+    async def _serve(self, app: Starlette) -> None:
+        server: Server = app.state.server
+        self._server = server
+        server.starting = not self._is_serving
+        self._gate.app = Relay(app, self._relay_path)
+        self._opened.set()
+        self._answer(Loaded())
+        counting = asyncio.create_task(self._count(server))
+        await self._draining.wait()
+        await drain(server, self._client)
+        counting.cancel()
+        self._answer(Counted(server.metrics.snapshot()))
+
     async def _follow(self, orders: asyncio.StreamReader) -> None:
-        while text := await orders.readline():
-            self._take(msgspec.json.decode(text, type=Order))
+        try:
+            while text := await orders.readline():
+                self._take(msgspec.json.decode(text, type=Order))
+        except Exception:
+            logs.SERVER.exception("an API worker cannot take its orders")
+            os._exit(1)
         os._exit(0)  # the first process is gone, and with it the engines
 
     def _take(self, order: Order) -> None:
@@ -157,6 +181,9 @@ async def _run(answers: int) -> None:
     )
     try:
         await ApiWorker(boot, answers).run(orders)
+    except EngineDied as error:  # the first process says so
+        os.write(answers, line(Failed(str(error))))
+        raise SystemExit(1) from error
     except Exception as error:
         logs.SERVER.exception("an API worker failed")
         os.write(answers, line(Failed(f"an API worker failed: {type(error).__name__}: {error}")))

@@ -13,7 +13,8 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """First line to a worker: who it is.
 
     `listener` is the number of its inherited listening socket, `relay_path` the Unix socket of the
-    first process, `client` its number at the engines, whose directories are given by rank.
+    first process, `client` its number at the engines, whose directories are given by rank. With
+    `is_serving` the server is warm already: the worker replaces one that has died.
     """
 
     config: ServerConfig
@@ -21,6 +22,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     relay_path: str
     client: int
     engine_directories: list[str]
+    is_serving: bool
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
@@ -102,6 +103,7 @@ class ApiWorkers:
         self._children: dict[int, _Child] = {}  # by place
         self._numbers = itertools.count(CLIENT + 1)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._keepers: list[asyncio.Task[None]] = []  # by place
         self._turns = Turns(engines, client, self._children.values)
         self._is_serving = False
         self._closing = asyncio.Event()
@@ -112,7 +114,7 @@ class ApiWorkers:
         for rank, engine in enumerate(self._engines):
             engine.watch(partial(self._engine_changed, rank))
         for place in range(len(self._listeners)):
-            self._spawn_task(self._keep(place))
+            self._keepers.append(self._spawn_task(self._keep(place)))
 
     async def loaded(self) -> None:
         """Return once every worker can serve.
@@ -120,10 +122,11 @@ class ApiWorkers:
         Raises:
             WorkerFailed: one could not start.
         """
-        for place in range(len(self._listeners)):
+        for place, keeper in enumerate(self._keepers):
             while (child := self._children.get(place)) is None or not child.loaded.is_set():
-                if child is not None and child.error is not None:
-                    raise WorkerFailed(child.error)
+                if keeper.done():
+                    why = child.error if child is not None else None
+                    raise WorkerFailed(why or "an API worker could not be started")
                 await asyncio.sleep(_POLL_S)
 
     def serve(self, metrics: Metrics) -> None:
@@ -140,13 +143,12 @@ class ApiWorkers:
         """Let what is in flight end within `grace_s`; all have exited on return. Idempotent."""
         self._closing.set()
         self._tell_all(Drain())
-        deadline = time.monotonic() + grace_s + _EXIT_S
-        children = list(self._children.values())
-        while any(child.process.poll() is None for child in children):
-            if time.monotonic() > deadline:
-                for child in children:
+        if self._keepers:
+            _, late = await asyncio.wait(self._keepers, timeout=grace_s + _EXIT_S)
+            if late:
+                for child in self._children.values():
                     child.process.kill()
-            await asyncio.sleep(_POLL_S)
+                await asyncio.wait(late)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -164,11 +166,20 @@ class ApiWorkers:
             child.send(order)
 
     async def _keep(self, place: int) -> None:
-        """Run one worker after another at a place until `close`, or until one cannot start."""
+        """Have a worker at a place until `close`, or until none can start."""
+        try:
+            await self._keep_alive(place)
+        finally:
+            self._listeners[place].close()  # connections would wait here for nobody
+
+    async def _keep_alive(self, place: int) -> None:
+        """Run one worker after another."""
         failures = 0
         while not self._closing.is_set():
             started_at = time.monotonic()
             child = self._children[place] = await self._spawn(place)
+            if self._closing.is_set():
+                child.send(Drain())
             await self._follow(child)
             if self.metrics is not None:
                 self.metrics.ended(child.number)
@@ -182,19 +193,25 @@ class ApiWorkers:
             logs.SERVER.error(
                 "API worker %d %s; starting it again in %.0f s", place + 1, _end(child), pause_s
             )
-            await asyncio.sleep(pause_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), pause_s)
 
     async def _spawn(self, place: int) -> _Child:
         read_end, write_end = os.pipe()
         listener = self._listeners[place].fileno()
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", MODULE, str(write_end)],
-            stdin=subprocess.PIPE,
-            pass_fds=(write_end, listener),
-            env=child_environment(),
-            start_new_session=True,
-        )
-        os.close(write_end)
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", MODULE, str(write_end)],
+                stdin=subprocess.PIPE,
+                pass_fds=(write_end, listener),
+                env=child_environment(),
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
         orders, _ = await asyncio.get_running_loop().connect_write_pipe(
             asyncio.BaseProtocol, process.stdin
         )
@@ -207,11 +224,10 @@ class ApiWorkers:
                 relay_path=str(self._relay_path),
                 client=child.number,
                 engine_directories=[str(directory) for directory in directories],
+                is_serving=self._is_serving,
             )
         )
         self._spawn_task(self._read(child, read_end))
-        if self._is_serving:
-            child.send(Serving())
         return child
 
     async def _follow(self, child: _Child) -> None:
@@ -263,10 +279,11 @@ class ApiWorkers:
         else:
             self._tell_all(Told(rank=rank, status=status))
 
-    def _spawn_task(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn_task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
