@@ -112,9 +112,11 @@ impl<'a> Keys<'a> {
             }
             let valid = (self.kv_len - position).min(LANES);
             let at = (index * 4 + group) * 2 * group_words;
-            let copy = copies.0[at..at + 2 * group_words].as_mut_ptr();
-            // SAFETY: a group's values follow its keys, in the pool as in the copy.
+            assert!(at + 2 * group_words <= copies.0.len());
+            // SAFETY: the copy was just checked to fit; no reference is made of what earlier groups'
+            // pointers point to. A group's values follow its keys, in the pool as in the copy.
             unsafe {
+                let copy = copies.0.as_mut_ptr().add(at);
                 let copied = [copy, copy.add(group_words)];
                 if !layout.is_grouped() {
                     self.collect::<K>(position, valid, copied);
