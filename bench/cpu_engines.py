@@ -195,8 +195,10 @@ def start(engine: str, setup: Setup, logs: Path) -> Server:
     )
     try:
         wait_ready(port, server.is_offline, psutil.Process(process.pid))
-    except RuntimeError as error:
-        process.kill()
+    except BaseException as error:  # a signal's too: nobody else knows of it yet
+        os.killpg(process.pid, signal.SIGKILL)
+        if not isinstance(error, RuntimeError):
+            raise
         raise RuntimeError(f"{engine}: {error}; see {log}") from error
     return Server(**{**asdict(server), "version": _version(kind, server, setup)})
 

@@ -18,11 +18,12 @@ from trunkline._core import Core
 from trunkline.engine.channel import Port
 from trunkline.engine.config import EngineConfig, flat_settings
 from trunkline.engine.core_config import CoreConfig
-from trunkline.engine.loop import EngineLoop, LoopOptions
+from trunkline.engine.loop import EngineLoop, Entered, LoopOptions
 from trunkline.engine.messages import EngineFacts
 from trunkline.engine.process import run_child
 from trunkline.engine.shares import Share
 from trunkline.engine.weights import open_checkpoint
+from trunkline.kernels.interface import Finished
 from trunkline.plan import Plan, encode_result
 
 RATE = float(os.environ.get("PACED_RATE", "200"))
@@ -36,19 +37,24 @@ class PacedRunner:
         """`letters` are the token ids of a to z."""
         self._letters = letters
 
-    def execute(self, plan: Plan) -> np.ndarray:
+    def forward(self, plan: Plan) -> None:
+        """See `loop.Executor`."""
+
+    def awaits_earlier(self, plan: Plan) -> bool:
+        """See `loop.Executor`."""
+        return False
+
+    def sample(self, plan: Plan) -> Finished:
         """One step."""
         point = int(time.monotonic() * RATE) + 1
         time.sleep(max(0.0, point / RATE - time.monotonic()))
         rows = plan.sample_slot.size
         letter = self._letters[point % len(self._letters)]
-        return encode_result(
-            plan.step,
-            {
-                "sample_counts": np.ones(rows, dtype=np.int32),
-                "token_ids": np.full(rows, letter, dtype=np.int32),
-            },
-        )
+        sections = {
+            "sample_counts": np.ones(rows, dtype=np.int32),
+            "token_ids": np.full(rows, letter, dtype=np.int32),
+        }
+        return Finished(encode_result(plan.step, sections))
 
 
 class PacedEngine:
@@ -91,12 +97,15 @@ class PacedEngine:
             startup_s=0.0,
         )
 
-    def loop(self, port: Port, beat: Callable[[], None]) -> EngineLoop:
+    def loop(
+        self, port: Port, beat: Callable[[], None], entered: Entered | None = None
+    ) -> EngineLoop:
         """Join it to a port."""
         options = LoopOptions(
             arena_bytes=self._config.arena_bytes,
             max_total_tokens=self.facts.max_total_tokens,
             beat=beat,
+            entered=entered,
         )
         return EngineLoop(self._core, self._runner, port, options)
 
