@@ -72,17 +72,19 @@ def bind(options: HttpOptions) -> socket.socket:
         StartupError: the address cannot be had.
     """
     listener = _tcp_socket(options.host)
+    _take_address(listener, options.host, options.port)
+    listener.setblocking(False)
+    return listener
+
+
+def _take_address(listener: socket.socket, host: str, port: int) -> None:
     try:
-        listener.bind((options.host, options.port))
+        listener.bind((host, port))
     except (OSError, OverflowError) as error:
         listener.close()
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         remedy = "; choose another with --port" if why == os.strerror(errno.EADDRINUSE) else ""
-        raise StartupError(
-            f"cannot listen on {options.host} port {options.port}: {why}{remedy}"
-        ) from error
-    listener.setblocking(False)
-    return listener
+        raise StartupError(f"cannot listen on {host} port {port}: {why}{remedy}") from error
 
 
 def bind_all(options: HttpOptions) -> list[socket.socket]:
@@ -100,7 +102,7 @@ def bind_all(options: HttpOptions) -> list[socket.socket]:
     for _ in range(options.api_workers):
         listener = _tcp_socket(options.host)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind((options.host, port))
+        _take_address(listener, options.host, port)
         listener.listen(BACKLOG)
         listener.setblocking(False)
         listeners.append(listener)

@@ -6,6 +6,7 @@ import resource
 import socket
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,7 +18,7 @@ from tests.server.live import Live
 from trunkline.server import serve
 from trunkline.server.config import HttpOptions
 from trunkline.server.connections import listen
-from trunkline.server.serve import Gate, StartupError, allow_connections, bind
+from trunkline.server.serve import Gate, StartupError, allow_connections, bind, bind_all
 
 
 def test_before_the_model_is_there():
@@ -68,6 +69,16 @@ def drain(live: Live) -> None:
     asyncio.run_coroutine_threadsafe(
         serve.drain(live.server, live.server.client), live.loop
     ).result(20)
+
+
+def test_an_address_may_be_lost_before_all_processes_have_it(monkeypatch):
+    with socket.socket() as rival:
+        rival.bind(("127.0.0.1", 0))
+        rival.listen()
+        first = SimpleNamespace(getsockname=rival.getsockname, close=lambda: None)
+        monkeypatch.setattr(serve, "bind", lambda _: first)
+        with pytest.raises(StartupError, match="choose another with --port"):
+            bind_all(HttpOptions(port=0, api_workers=2))
 
 
 def test_draining_lets_requests_end():
