@@ -89,9 +89,19 @@ fn steps_in_which_sequences_decode_may_be_shorter() {
 
 #[test]
 fn long_prompts_never_starve_decoding_nor_the_other_way_round() {
-    for (budget, running) in [(16, 14), (9, 8), (2, 1), (64, 8)] {
+    let cases = [
+        (16, 14, None),
+        (9, 8, None),
+        (2, 1, None),
+        (64, 8, None),
+        (16, 14, Some(1)),
+        (2, 1, Some(1)),
+        (64, 8, Some(20)),
+    ];
+    for (budget, running, mixed) in cases {
         let load = Config {
             max_batch_tokens: budget,
+            max_mixed_tokens: mixed,
             max_running_requests: running,
             num_pages: 1000,
             prefix_cache: false,
@@ -116,6 +126,11 @@ fn long_prompts_never_starve_decoding_nor_the_other_way_round() {
                 let planned = rows.contains(&(*slot, 1));
                 assert!(planned || closed.contains(slot), "slot {slot} was left out");
             }
+            let single = rows.iter().filter(|(_, length)| *length == 1).count() as u32;
+            let is_mixed = decoding.iter().any(|slot| !closed.contains(slot));
+            let mixed = mixed.filter(|_| is_mixed).map(|most| most.max(single + share));
+            let limit = mixed.unwrap_or(budget) as usize;
+            assert!(plan.num_tokens() <= limit, "{rows:?}");
             let full = plan.num_tokens() == budget as usize;
             let prompts: i32 = rows
                 .iter()
