@@ -363,7 +363,7 @@ def test_ids_to_score_lie_in_the_vocabulary(token: int) -> None:
     driver.token = token
     sequence = Sequence([3, 4])
     driver.open(sequence)
-    with pytest.raises(ValueError, match="score_ids of the plan holds ids .* has 199"):
+    with pytest.raises(ValueError, match=r"score_ids of the plan holds ids .* has 199"):
         driver.step([(sequence, 2)])
 
 
