@@ -30,6 +30,7 @@ from trunkline.engine.weights import open_checkpoint
 from trunkline.engine.weights.default_model import DEFAULT_MODEL
 from trunkline.server import logs
 from trunkline.server.api_workers.pool import ApiWorkers, WorkerFailed
+from trunkline.server.api_workers.relay import Relayed
 from trunkline.server.app import create_app
 from trunkline.server.config import HttpOptions, ServerConfig
 from trunkline.server.connections import BACKLOG, listen
@@ -210,7 +211,8 @@ async def run(config: ServerConfig, module: str = "trunkline.engine.process") ->
     await client.start()
     workers = ApiWorkers(config, processes, client, listeners[1:]) if listeners[1:] else None
     if workers is not None:
-        http.append(asyncio.create_task(listen(gate, workers.relay, config.http, stop_http)))
+        relayed = listen(Relayed(gate), workers.relay, config.http, stop_http)
+        http.append(asyncio.create_task(relayed))
         workers.start()
     signals = Signals(processes, workers)
     server: Server | None = None

@@ -153,3 +153,28 @@ def test_what_keeps_a_worker_from_starting_is_told(play, monkeypatch) -> None:
             await asyncio.wait_for(pool.workers.loaded(), 10)
 
     play(scene)
+
+
+def test_a_worker_whose_answers_cannot_be_read_is_replaced(play, monkeypatch) -> None:
+    decode = msgspec.json.decode
+    broken: list[bytes] = []
+
+    def decode_all_but_one(text: bytes, **options: object) -> object:
+        if not broken:
+            broken.append(text)
+            raise msgspec.DecodeError("truncated")
+        return decode(text, **options)
+
+    async def scene(pool: Pool) -> None:
+        process = await pool.serving()
+        monkeypatch.setattr(msgspec.json, "decode", decode_all_but_one)
+        assert (await pool.answer()).status_code == 200  # it tells of what it has counted
+        while not broken:
+            await asyncio.sleep(0.02)
+        successor = await pool.running()
+        while successor.pid == process.pid:
+            await asyncio.sleep(0.02)
+            successor = await pool.running()
+        assert (await pool.answer()).status_code == 200
+
+    play(scene)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from trunkline.server.api_workers.relay import Relay
+from trunkline.server.api_workers.relay import Relay, Relayed
 from trunkline.server.config import HttpOptions
 from trunkline.server.connections import listen
 
@@ -23,7 +24,10 @@ Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 async def echo(request: Request) -> Response:
     body = await request.body()
     lines = [f"{request.method} {request.url.path}?{request.url.query}", str(len(body))]
-    return PlainTextResponse("\n".join(lines), headers={"x-request-id": "one"})
+    headers = {"x-request-id": "one"}
+    if request.client is not None:
+        headers["x-client"] = f"{request.client.host} {request.client.port}"
+    return PlainTextResponse("\n".join(lines), headers=headers)
 
 
 async def refuse(request: Request) -> Response:
@@ -40,7 +44,7 @@ async def stream(request: Request) -> Response:
 
 FIRST = Starlette(
     routes=[
-        Route("/v1/files", echo, methods=["GET", "POST", "OPTIONS"]),
+        Route("/v1/files", echo, methods=["GET", "POST", "DELETE", "OPTIONS"]),
         Route("/v1/files/refuse", refuse, methods=["POST"]),
         Route("/v1/responses", stream, methods=["POST"]),
     ]
@@ -59,7 +63,7 @@ def talk(directory: Path, conversation: Talk) -> None:
         stop = asyncio.Event()
         servers = [
             asyncio.create_task(listen(app, listener, HttpOptions(), stop))
-            for app, listener in ((FIRST, first), (Relay(Starlette(), path), worker))
+            for app, listener in ((Relayed(FIRST), first), (Relay(Starlette(), path), worker))
         ]
         await asyncio.sleep(0.05)
         reader, writer = await asyncio.open_connection(*worker.getsockname())
@@ -137,5 +141,33 @@ def test_an_answer_before_the_end_of_the_body_says_that_the_connection_ends(
         assert named(lines, "connection") == ["close"]
         assert await reader.readexactly(9) == b"too large"
         assert await reader.read() == b""
+
+    talk(tmp_path, conversation)
+
+
+def test_the_first_process_sees_whose_request_it_is(tmp_path: Path) -> None:
+    async def conversation(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, port = writer.get_extra_info("sockname")
+        writer.write(b"GET /v1/files HTTP/1.1\r\nHost: x\r\nTrunkline-Client: 1.2.3.4 5\r\n\r\n")
+        assert named(await head(reader), "x-client") == [f"{host} {port}"]
+
+    talk(tmp_path, conversation)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize("parts", [[], [b"ab", b"cde"]])
+def test_bodies_of_http_2_need_no_length(tmp_path: Path, method: str, parts: list[bytes]) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        for part in parts:
+            yield part
+
+    async def conversation(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, port = writer.get_extra_info("peername")
+        url = f"http://{host}:{port}/v1/files"
+        async with httpx.AsyncClient(http1=False, http2=True) as client:
+            answer = await client.request(method, url, content=body())
+        assert answer.http_version == "HTTP/2"
+        assert answer.status_code == 200
+        assert answer.text == f"{method} /v1/files?\n{sum(map(len, parts))}"
 
     talk(tmp_path, conversation)

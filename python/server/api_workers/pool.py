@@ -252,6 +252,9 @@ class ApiWorkers:
         try:
             while text := await reader.readline():
                 self._take(child, msgspec.json.decode(text, type=Answer))
+        except (ValueError, msgspec.MsgspecError):
+            child.process.kill()  # nobody would hear it any more
+            raise
         finally:
             transport.close()
             child.is_alive = False

@@ -22,6 +22,8 @@ _READ_BYTES: Final = 64 << 10
 _HOP: Final = frozenset((b"connection", b"keep-alive", b"te", b"upgrade", b"expect"))
 # Of an answer: Hypercorn adds its own.
 _OWN: Final = _HOP | {b"transfer-encoding", b"date"}
+# Whose request it is: host and port, or empty. From anybody else than a worker it means nothing.
+_CLIENT: Final = b"trunkline-client"
 
 
 def is_kept(path: str) -> bool:
@@ -54,6 +56,23 @@ class Relay:
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
+
+
+class Relayed:
+    """The other end, around the first process's application: requests are their clients' again."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Wrap `app`, for a listener that only workers reach."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = scope["headers"]
+            client = b"".join(value for name, value in headers if name == _CLIENT).decode()
+            host, _, port = client.rpartition(" ")
+            scope["headers"] = [(name, value) for name, value in headers if name != _CLIENT]
+            scope["client"] = (host, int(port)) if host else None
+        await self._app(scope, receive, send)
 
 
 class _Exchange:
@@ -133,14 +152,14 @@ def _head(scope: Scope) -> h11.Request:
     target = scope.get("raw_path") or scope["path"].encode()
     if scope["query_string"]:
         target += b"?" + scope["query_string"]
-    headers = [(name, value) for name, value in scope["headers"] if name not in _HOP]
+    dropped = _HOP | {_CLIENT}
+    headers = [(name, value) for name, value in scope["headers"] if name not in dropped]
     names = {name for name, _ in headers}
     if b"host" not in names:  # HTTP/1.0
         headers.append((b"host", b"localhost"))
-    if not names & {b"content-length", b"transfer-encoding"} and scope["method"] in _WITH_BODY:
-        headers.append((b"transfer-encoding", b"chunked"))  # HTTP/2 needs neither
+    if not names & {b"content-length", b"transfer-encoding"} and scope["http_version"] == "2":
+        headers.append((b"transfer-encoding", b"chunked"))  # it says nothing of a body beforehand
+    if client := scope.get("client"):
+        headers.append((_CLIENT, f"{client[0]} {client[1]}".encode()))
     headers.append((b"connection", b"close"))
     return h11.Request(method=scope["method"], target=target, headers=headers)
-
-
-_WITH_BODY: Final = frozenset(("POST", "PUT", "PATCH"))
