@@ -18,7 +18,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from trunkline.server.openai.incremental import Parsing, ParsingSplitter, Source, until
+from trunkline.server.openai.incremental import (
+    Parsing,
+    ParsingSplitter,
+    Source,
+    accept,
+    skip_space,
+    until,
+)
 from trunkline.server.openai.pieces import Arguments, Content, Piece, ToolCall
 from trunkline.server.openai.tools.json_text import call_head, json_nested, rest_of_call
 
@@ -125,3 +132,25 @@ class CallParser(ABC):
         source.recorded()
         yield from self._begin(name)
         yield from json_nested(source, self._arguments)
+
+
+class SectionParser(CallParser):
+    """Finds calls that stand in a section, or alone."""
+
+    section_begin: ClassVar[str]
+    call_begin: ClassVar[str]
+
+    def _parse(self, source: Source) -> Parsing[None]:
+        begins = (self.section_begin, self.call_begin)
+        while not self._is_full and (mark := (yield from until(source, begins, self._content))):
+            source.record(mark)
+            if mark == self.section_begin:
+                yield from skip_space(source)
+                if not (yield from accept(source, self.call_begin)):
+                    yield from self._content(source.recorded())
+                    continue
+            yield from self._call(source)
+
+    @abstractmethod
+    def _call(self, source: Source) -> Parsing[None]:
+        """Read a call, after its beginning; what is none is content."""

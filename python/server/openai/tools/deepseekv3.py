@@ -15,9 +15,8 @@ from trunkline.server.openai.incremental import (
     fill,
     skip_space,
     text_until,
-    until,
 )
-from trunkline.server.openai.tools.base import CallParser
+from trunkline.server.openai.tools.base import SectionParser
 
 _BEGIN: Final = "<｜tool▁calls▁begin｜>"
 _END: Final = "<｜tool▁calls▁end｜>"
@@ -27,24 +26,13 @@ _SEPARATOR: Final = "<｜tool▁sep｜>"
 _FENCE: Final = "```"
 
 
-class DeepSeekV3Parser(CallParser):
+class DeepSeekV3Parser(SectionParser):
     """Reads both versions."""
 
+    section_begin, call_begin = _BEGIN, _CALL_BEGIN
     markers = (_BEGIN, _END, _CALL_BEGIN, _CALL_END, _SEPARATOR)
     interrupts_reasoning = (_BEGIN,)
     example = f'{_BEGIN}{_CALL_BEGIN}function_name{_SEPARATOR}{{"key": "value"}}{_CALL_END}{_END}'
-
-    def _parse(self, source: Source) -> Parsing[None]:
-        while not self._is_full and (
-            mark := (yield from until(source, (_BEGIN, _CALL_BEGIN), self._content))
-        ):
-            source.record(mark)
-            if mark == _BEGIN:
-                yield from skip_space(source)
-                if not (yield from accept(source, _CALL_BEGIN)):
-                    yield from self._content(source.recorded())
-                    continue
-            yield from self._call(source)
 
     def _call(self, source: Source) -> Parsing[None]:
         name, _ = yield from text_until(source, (_SEPARATOR, "\n"))

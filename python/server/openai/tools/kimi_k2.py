@@ -11,9 +11,8 @@ from trunkline.server.openai.incremental import (
     fill,
     skip_space,
     text_until,
-    until,
 )
-from trunkline.server.openai.tools.base import CallParser
+from trunkline.server.openai.tools.base import SectionParser
 
 _BEGIN: Final = "<|tool_calls_section_begin|>"
 _END: Final = "<|tool_calls_section_end|>"
@@ -22,27 +21,16 @@ _CALL_END: Final = "<|tool_call_end|>"
 _ARGUMENTS: Final = "<|tool_call_argument_begin|>"
 
 
-class KimiK2Parser(CallParser):
+class KimiK2Parser(SectionParser):
     """Reads `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>`."""
 
+    section_begin, call_begin = _BEGIN, _CALL_BEGIN
     markers = (_BEGIN, _END, _CALL_BEGIN, _CALL_END, _ARGUMENTS)
     interrupts_reasoning = (_BEGIN,)
     example = (
         f"{_BEGIN}{_CALL_BEGIN}functions.function_name:0{_ARGUMENTS}"
         f'{{"key": "value"}}{_CALL_END}{_END}'
     )
-
-    def _parse(self, source: Source) -> Parsing[None]:
-        while not self._is_full and (
-            mark := (yield from until(source, (_BEGIN, _CALL_BEGIN), self._content))
-        ):
-            source.record(mark)
-            if mark == _BEGIN:
-                yield from skip_space(source)
-                if not (yield from accept(source, _CALL_BEGIN)):
-                    yield from self._content(source.recorded())
-                    continue
-            yield from self._call(source)
 
     def _call(self, source: Source) -> Parsing[None]:
         call_id, marker = yield from text_until(source, (_ARGUMENTS, _CALL_END))

@@ -13,9 +13,8 @@ from trunkline.server.openai.incremental import (
     accept,
     skip_space,
     text_until,
-    until,
 )
-from trunkline.server.openai.tools.base import CallParser
+from trunkline.server.openai.tools.base import SectionParser
 from trunkline.server.openai.tools.parameters import ArgumentsText
 
 _BEGIN: Final = "<tool_call>"
@@ -26,34 +25,24 @@ _PARAMETER: Final = "<parameter="
 _PARAMETER_END: Final = "</parameter>"
 
 
-class Qwen3CoderParser(CallParser):
+class Qwen3CoderParser(SectionParser):
     """Reads `<tool_call><function=f><parameter=key>value</parameter></function></tool_call>`."""
 
+    section_begin, call_begin = _BEGIN, _FUNCTION
     markers = (_BEGIN, _END)
     example = (
         f"{_BEGIN}\n{_FUNCTION}function_name>\n{_PARAMETER}key>\nvalue\n{_PARAMETER_END}\n"
         f"{_FUNCTION_END}\n{_END}"
     )
 
-    def _parse(self, source: Source) -> Parsing[None]:
-        while not self._is_full and (
-            mark := (yield from until(source, (_BEGIN, _FUNCTION), self._content))
-        ):
-            source.record(mark)
-            if mark == _BEGIN:
-                yield from skip_space(source)
-                if not (yield from accept(source, _FUNCTION)):
-                    yield from self._content(source.recorded())
-                    continue
-            name, _ = yield from text_until(source, (">", "\n"))
-            if not self._knows(name.strip()):
-                yield from self._content(source.recorded())
-                continue
-            source.recorded()
-            yield from self._call(source, name.strip())
-
-    def _call(self, source: Source, name: str) -> Parsing[None]:
-        """Arguments up to the call's end; one that is cut off is left out."""
+    def _call(self, source: Source) -> Parsing[None]:
+        """A name, and arguments up to the call's end; one that is cut off is left out."""
+        name, _ = yield from text_until(source, (">", "\n"))
+        name = name.strip()
+        if not self._knows(name):
+            yield from self._content(source.recorded())
+            return
+        source.recorded()
         yield from self._begin(name)
         arguments = ArgumentsText(self._calls.schemas[name])
         yield from skip_space(source)
