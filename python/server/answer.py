@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
@@ -16,11 +16,11 @@ from starlette.types import Receive, Scope, Send
 from trunkline.engine.client import Request, Sample, Stream, Update, merged
 from trunkline.engine.validation import RequestError
 from trunkline.server.errors import FAILURES, Failure, describe
-from trunkline.server.http import DONE, event_frames, json_response
+from trunkline.server.http import DONE, event_frames, json_response, read_json
 from trunkline.server.meter import Meter
 from trunkline.server.pinning import pinned
 from trunkline.server.request_log import RequestLog
-from trunkline.server.state import Server
+from trunkline.server.state import Server, offload, server_of
 
 IGNORED_HEADER: Final = "x-ignored-fields"
 EVENT_HEADERS: Final = (
@@ -260,3 +260,17 @@ async def _disconnected(receive: Receive) -> None:
 def request_id(request: HttpRequest) -> str:
     """The id that the server gave an HTTP request: the default id of what it asks for."""
     return str(request.scope["trunkline.request_id"])
+
+
+async def generation(
+    request: HttpRequest, prepare: Callable[[Any, Server, str], Prepared]
+) -> Generation:
+    """Answer a JSON body; `prepare` is given it, the server, and the id of a request without one.
+
+    Raises:
+        RequestError: the body is none, or `prepare` refuses it.
+    """
+    server = server_of(request)
+    body, size = await read_json(request, server.config.http.max_body_bytes)
+    prepared = await offload(size, lambda: prepare(body, server, request_id(request)))
+    return Generation(server, prepared)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from trunkline.engine.native_request import RequestOptions, make_request, parse_rid
-from trunkline.server.answer import Generation, Job, Prepared, request_id
+from trunkline.server.answer import Job, Prepared, generation
 from trunkline.server.anthropic.fields import (
     MessageFields,
     answer_wishes,
@@ -38,11 +38,7 @@ _WORDS: Final = {
 
 async def create_message(request: Request) -> ASGIApp:
     """Parse, submit, answer."""
-    server = server_of(request)
-    body, size = await read_json(request, server.config.http.max_body_bytes)
-    rid = request_id(request)
-    prepared = await offload(size, lambda: prepare_message(body, server, rid))
-    return Generation(server, prepared)
+    return await generation(request, prepare_message)
 
 
 def prepare_message(body: Any, server: Server, rid: str) -> Prepared:

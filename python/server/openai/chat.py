@@ -19,8 +19,7 @@ from trunkline.engine.native_request import (
     parse_rid,
 )
 from trunkline.engine.validation import RequestError, is_int, parse_token_ids, shown
-from trunkline.server.answer import Generation, Job, Prepared, request_id
-from trunkline.server.http import read_json
+from trunkline.server.answer import Job, Prepared, generation
 from trunkline.server.openai.chat_reply import ChatOptions, ChatReply
 from trunkline.server.openai.fields import (
     ChoiceFields,
@@ -33,7 +32,7 @@ from trunkline.server.openai.fields import (
 )
 from trunkline.server.openai.output import OutputPlan, Wishes, plan_output
 from trunkline.server.openai.prompt import Conversation, Prompt, chat_prompt
-from trunkline.server.state import Server, offload, server_of
+from trunkline.server.state import Server
 
 MAX_TOP_LOGPROBS: Final = 20
 UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
@@ -83,10 +82,7 @@ class ChatFields(ChoiceFields, kw_only=True):
 
 async def chat_completions(request: Request) -> ASGIApp:
     """Answer a conversation, as OpenAI's Chat Completions API."""
-    server = server_of(request)
-    body, size = await read_json(request, server.config.http.max_body_bytes)
-    prepared = await offload(size, lambda: prepare_chat(body, server, request_id(request)))
-    return Generation(server, prepared)
+    return await generation(request, prepare_chat)
 
 
 def prepare_chat(body: Any, server: Server, rid: str) -> Prepared:

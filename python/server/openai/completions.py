@@ -18,8 +18,7 @@ from trunkline.engine.native_request import (
     parse_rid,
 )
 from trunkline.engine.validation import RequestError, is_int, shown
-from trunkline.server.answer import Generation, Job, Prepared, request_id
-from trunkline.server.http import read_json
+from trunkline.server.answer import Job, Prepared, generation
 from trunkline.server.openai.completions_reply import CompletionOptions, CompletionReply
 from trunkline.server.openai.fields import (
     ChoiceFields,
@@ -31,7 +30,7 @@ from trunkline.server.openai.fields import (
     wants_usage,
 )
 from trunkline.server.openai.inputs import parse_inputs
-from trunkline.server.state import Server, offload, server_of
+from trunkline.server.state import Server
 
 DEFAULT_MAX_TOKENS: Final = 16
 MAX_LOGPROBS: Final = 20
@@ -52,10 +51,7 @@ class CompletionFields(ChoiceFields, kw_only=True):
 
 async def completions(request: Request) -> ASGIApp:
     """Complete one prompt or several, as OpenAI's Completions API."""
-    server = server_of(request)
-    body, size = await read_json(request, server.config.http.max_body_bytes)
-    prepared = await offload(size, lambda: prepare_completion(body, server, request_id(request)))
-    return Generation(server, prepared)
+    return await generation(request, prepare_completion)
 
 
 def prepare_completion(body: Any, server: Server, rid: str) -> Prepared:

@@ -15,12 +15,11 @@ from trunkline.engine.client import Stream
 from trunkline.engine.embeddings import check_size, embedding, parse_dimensions, pooled_request
 from trunkline.engine.native_request import RequestOptions, parse_rid
 from trunkline.engine.outputs import unanswered
-from trunkline.server.answer import Generation, Job, Prepared, WholeReply, request_id
-from trunkline.server.http import read_json
+from trunkline.server.answer import Job, Prepared, WholeReply, generation
 from trunkline.server.openai import rows
 from trunkline.server.openai.fields import parse_fields, parse_scheduling
 from trunkline.server.openai.inputs import parse_inputs
-from trunkline.server.state import Server, offload, server_of
+from trunkline.server.state import Server
 
 UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "messages": (),
@@ -40,10 +39,7 @@ class EmbeddingFields(SchedulingFields, kw_only=True):
 
 async def embeddings(request: Request) -> ASGIApp:
     """Embed texts or token ids: one vector of length 1 for each."""
-    server = server_of(request)
-    body, size = await read_json(request, server.config.http.max_body_bytes)
-    prepared = await offload(size, lambda: prepare_embedding(body, server, request_id(request)))
-    return Generation(server, prepared)
+    return await generation(request, prepare_embedding)
 
 
 def prepare_embedding(body: Any, server: Server, rid: str) -> Prepared:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -20,11 +20,10 @@ from trunkline.engine.scoring import (
     score_requests,
     scores,
 )
-from trunkline.server.answer import Generation, Job, Prepared, WholeReply, request_id
-from trunkline.server.http import read_json
+from trunkline.server.answer import Job, Prepared, WholeReply, generation
 from trunkline.server.openai import rows
 from trunkline.server.openai.fields import parse_fields, parse_scheduling
-from trunkline.server.state import Server, offload, server_of
+from trunkline.server.state import Server
 
 SCORE_UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "return_token_logprobs": (False,),
@@ -35,7 +34,7 @@ RERANK_UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {"max_tokens_per_d
 
 async def score(request: Request) -> ASGIApp:
     """Tell how likely given tokens are to come next, after a query with each of several items."""
-    return await _answer(request, prepare_score)
+    return await generation(request, prepare_score)
 
 
 async def rerank(request: Request) -> ASGIApp:
@@ -43,14 +42,7 @@ async def rerank(request: Request) -> ASGIApp:
 
     Needs a model that was trained for it: its chat template reads the variable `instruct`.
     """
-    return await _answer(request, prepare_rerank)
-
-
-async def _answer(request: Request, prepare: Callable[[Any, Server, str], Prepared]) -> ASGIApp:
-    server = server_of(request)
-    body, size = await read_json(request, server.config.http.max_body_bytes)
-    prepared = await offload(size, lambda: prepare(body, server, request_id(request)))
-    return Generation(server, prepared)
+    return await generation(request, prepare_rerank)
 
 
 def prepare_score(body: Any, server: Server, rid: str) -> Prepared:
