@@ -15,6 +15,7 @@ __all__ = [
     "CpuAttentionBench",
     "CpuLinearBench",
     "CpuModel",
+    "CpuPopulation",
     "IntegrityError",
     "Router",
     "RouterError",
@@ -411,6 +412,13 @@ class CpuModel:
     def pool_bytes(self) -> int:
         """Bytes of the KV pool."""
 
+    def population(self) -> CpuPopulation:
+        """The KV pool's memory, to be taken before its pages are written.
+
+        Raises:
+            ValueError: the model has no program yet.
+        """
+
     def forward(self, arena: Buffer) -> None:
         """Compute the plan at the start of the arena, all but its samples.
 
@@ -428,6 +436,27 @@ class CpuModel:
         Raises:
             ValueError: another step is pending, a slot is not open, or a mask is missing; no slot
                 has changed then.
+        """
+
+@final
+class CpuPopulation:
+    """Takes physical memory for a KV pool in the order in which its pages are handed out.
+
+    It does not keep the pool alive, and changes nothing that is in it.
+    """
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the pool."""
+
+    def advance(self, num_bytes: int) -> bool:
+        """Take about so many bytes more, in a thread of lowest priority, and wait for it.
+
+        Returns:
+            False if nothing is left to take: all is there, or the pool is gone.
+
+        Raises:
+            OSError: the system refuses, or cannot do it (before Linux 5.14).
         """
 
 @final

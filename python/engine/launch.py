@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from trunkline._core import Core
-from trunkline.engine import env_vars, resources
+from trunkline.engine import env_vars, pool_memory, resources
 from trunkline.engine.channel import Port
 from trunkline.engine.checkpoint import BlockCheckpoint, Checkpoint
 from trunkline.engine.computation import computation
@@ -45,6 +45,8 @@ Group = TypeVar("Group", bound="DataclassInstance")
 MEASURED_WIDTHS: Final = (16, 64, 256, 1024)
 MEASURED_RUNS: Final = 3  # the best counts: what else runs on the machine only slows steps down
 MEASURE_LIMIT_S: Final = 3.0  # no further width is tried after that
+# The KV pool's memory is taken for so long before requests come; what is left, beside them.
+POOL_WAIT_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +173,10 @@ def build(
         overlap_depth=0 if config.scheduler.disable_overlap_schedule else runner.overlap_depth,
     )
     core = Core(core_config.to_json())
+    taking = pool_memory.take_ahead(runner.population(), logger)
     grammars.wait_ready()
+    if taking is not None:
+        taking.join(POOL_WAIT_S)
     facts = msgspec.structs.replace(
         _facts(config, checkpoint, core_config, runner),
         # The budget may leave room for fewer than the settings allow.

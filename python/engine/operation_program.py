@@ -76,6 +76,9 @@ class OperationProgram:
     def pool_bytes(self) -> int:
         return self._kv.num_bytes
 
+    def population(self) -> None:
+        return None
+
     @torch.inference_mode()
     def forward(self, plan: Plan) -> None:
         check_plan(plan, self._sizes)

@@ -20,6 +20,8 @@ GIB: Final = 1 << 30
 # much, together.
 HOST_MEMORY_SHARE: Final = 0.4
 HOST_POOL_LIMIT_BYTES: Final = 4 * GIB
+# A pool's memory is not taken before it is needed where less than this would be left for others.
+HOST_RESERVE_BYTES: Final = GIB // 2
 DEVICE_MEMORY_SHARE: Final = 0.88
 HOST_MAX_RUNNING: Final = 256
 DEVICE_MAX_RUNNING: Final = 4096

@@ -21,6 +21,7 @@ from trunkline.kernels import (
     BackendOptions,
     KvSpec,
     PendingResult,
+    Population,
     ProgramBackend,
     ProgramSizes,
     StepProgram,
@@ -138,6 +139,10 @@ class Runner:
         """Bytes of weights, of one page and of the whole pool."""
         weights = sum(weight.num_bytes for _, weight in self.model.weights())
         return MemoryFacts(weights, self._program.page_bytes, self._program.pool_bytes)
+
+    def population(self) -> Population | None:
+        """See `kernels.interface.StepProgram`."""
+        return self._program.population()
 
     def execute(self, plan: Plan, masks: IntArray | None = None) -> npt.NDArray[np.uint8]:
         """`forward`, `sample`, and wait: a step in one call."""

@@ -317,6 +317,26 @@ class Finished:
         return self.block
 
 
+class Population(Protocol):
+    """Memory of a KV pool that is reserved, but only taken when it is first written."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the pool."""
+
+    def advance(self, num_bytes: int) -> bool:
+        """Take about so many bytes more before they are written; it slows no step down.
+
+        To be called from any thread, one at a time.
+
+        Returns:
+            False if nothing is left to take: all is there, or the program is gone.
+
+        Raises:
+            OSError: the system refuses, or cannot do it.
+        """
+
+
 class StepProgram(Protocol):
     """Whole steps of one model, with everything that lives between them.
 
@@ -342,6 +362,9 @@ class StepProgram(Protocol):
     @property
     def pool_bytes(self) -> int:
         """Bytes of the KV pool."""
+
+    def population(self) -> Population | None:
+        """The pool's memory, to be taken ahead; None: allocating it took it, or nothing can."""
 
     def forward(self, plan: Plan) -> None:
         """See `engine.runner.Runner.forward`."""

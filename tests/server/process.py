@@ -19,7 +19,7 @@ READY = "The server is fired up and ready to roll!"
 
 
 class Process:
-    """A server process on a free port, small with a model of its own; collects its log lines."""
+    """A server process on a free port, smaller with a model of its own; collects its log lines."""
 
     def __init__(
         self, model: Path | None, *flags: str, environment: dict[str, str] | None = None
@@ -27,7 +27,10 @@ class Process:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        sizes = ["--model-path", str(model), "--max-total-tokens", "2048"] if model else []
+        # The default model's pool would be 4 GiB, and be taken at once.
+        sizes = ["--max-total-tokens", "2048" if model else "32768"]
+        if model:
+            sizes += ["--model-path", str(model)]
         path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
         self.process = subprocess.Popen(
             [

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from trunkline.kernels.cpu.native import CpuModel, cpu_block_kinds
+from trunkline.kernels.cpu.native import CpuModel, CpuPopulation, cpu_block_kinds
 from trunkline.kernels.cpu.recording import LogitsValue, Lowering, PooledValue, Value
 from trunkline.kernels.cpu.weights import (
     EmbeddingWeight,
@@ -217,6 +217,9 @@ class CpuProgram:
     @property
     def pool_bytes(self) -> int:
         return self._model.pool_bytes
+
+    def population(self) -> CpuPopulation:
+        return self._model.population()
 
     def forward(self, plan: Plan) -> None:
         self._model.forward(plan.arena.data)

@@ -4,8 +4,16 @@ from trunkline._core import (
     CpuAttentionBench,
     CpuLinearBench,
     CpuModel,
+    CpuPopulation,
     cpu_block_kinds,
     cpu_isas,
 )
 
-__all__ = ["CpuAttentionBench", "CpuLinearBench", "CpuModel", "cpu_block_kinds", "cpu_isas"]
+__all__ = [
+    "CpuAttentionBench",
+    "CpuLinearBench",
+    "CpuModel",
+    "CpuPopulation",
+    "cpu_block_kinds",
+    "cpu_isas",
+]

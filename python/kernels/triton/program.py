@@ -102,6 +102,9 @@ class DeviceProgram:
     def pool_bytes(self) -> int:
         return self._pool.num_bytes
 
+    def population(self) -> None:
+        return None
+
     def forward(self, plan: Plan) -> None:
         check_plan(plan, self._sizes)
         self._host.check(plan)

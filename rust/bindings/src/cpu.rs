@@ -4,8 +4,8 @@ use std::sync::{Mutex, MutexGuard};
 
 use cpu::measure::{AttentionBench, AttentionShape, LinearBench};
 use cpu::{
-    BlockKind, CpuError, Element, Isa, KvSpec, Record, Recording, Session, SessionSizes, Source,
-    Storage, ThreadPool, Weights,
+    BlockKind, CpuError, Element, Isa, KvSpec, Population, Record, Recording, Session,
+    SessionSizes, Source, Storage, ThreadPool, Weights,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -223,6 +223,10 @@ impl CpuModel {
         Ok(self.lock().session()?.pool_bytes())
     }
 
+    fn population(&self) -> Result<CpuPopulation, Error> {
+        Ok(CpuPopulation(Mutex::new(self.lock().session()?.population())))
+    }
+
     fn forward(&self, arena: &Bound<'_, PyAny>) -> Result<(), Error> {
         Ok(buffers::read(arena, |bytes| self.lock().session().and_then(|s| s.forward(bytes)))??)
     }
@@ -240,6 +244,28 @@ impl CpuModel {
             Some(masks) => buffers::read(masks, |bytes| draw(Some(bytes)))?,
         };
         Ok(PyBytes::new(py, &block?))
+    }
+}
+
+/// Memory of a KV pool, taken ahead. `_core.pyi` documents it.
+#[pyclass(frozen, module = "trunkline._core")]
+pub(crate) struct CpuPopulation(Mutex<Population>);
+
+#[pymethods]
+impl CpuPopulation {
+    #[getter]
+    fn num_bytes(&self) -> usize {
+        self.lock().num_bytes()
+    }
+
+    fn advance(&self, py: Python<'_>, num_bytes: usize) -> PyResult<bool> {
+        Ok(py.detach(|| self.lock().advance(num_bytes))?)
+    }
+}
+
+impl CpuPopulation {
+    fn lock(&self) -> MutexGuard<'_, Population> {
+        self.0.lock().expect("the population is unusable: it panicked in an earlier call")
     }
 }
 

@@ -13,7 +13,9 @@ mod _core {
     #[pymodule_export]
     use crate::core::Core;
     #[pymodule_export]
-    use crate::cpu::{CpuAttentionBench, CpuLinearBench, CpuModel, cpu_block_kinds, cpu_isas};
+    use crate::cpu::{
+        CpuAttentionBench, CpuLinearBench, CpuModel, CpuPopulation, cpu_block_kinds, cpu_isas,
+    };
     #[pymodule_export]
     use crate::error::{CoreError, IntegrityError, RouterError};
     #[pymodule_export]

@@ -7,6 +7,7 @@
 
 use crate::error::CpuError;
 use crate::memory::Region;
+use crate::populate::Population;
 use crate::simd::LANES;
 use crate::weights::Element;
 
@@ -116,7 +117,7 @@ pub(crate) struct KvPool {
 }
 
 impl KvPool {
-    /// Reserve a pool; memory is taken as pages are written.
+    /// Reserve a pool; memory is taken as pages are written, or ahead of that by its `Population`.
     ///
     /// # Errors
     /// A size is zero or too large.
@@ -146,6 +147,11 @@ impl KvPool {
 
     pub(crate) fn page_bytes(&self) -> usize {
         4 * self.num_layers * self.layout.page_words()
+    }
+
+    /// The pool's memory that may be taken ahead.
+    pub(crate) fn population(&self) -> Population {
+        Population::new(&self.words, self.num_layers)
     }
 
     /// Set every word.

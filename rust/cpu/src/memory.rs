@@ -1,15 +1,16 @@
 //! Memory for weights, KV and activations: zeroed, 64-byte aligned, backed by 2 MiB pages where the
 //! kernel gives them; and views of it that several tasks write disjoint parts of.
 
+use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-const HUGE_PAGE_BYTES: usize = 2 << 20;
+pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
 const ALIGNMENT_BYTES: usize = 64;
 
 /// An anonymous mapping.
-struct Mapping {
+pub(crate) struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
 }
@@ -50,6 +51,42 @@ impl Mapping {
             Mapping { start: NonNull::new(start).expect("mappings are not null"), bytes }
         }
     }
+
+    /// Back bytes of the mapping, from a huge page's start on, by physical memory. Their content
+    /// stays, whoever reads or writes it meanwhile.
+    ///
+    /// # Errors
+    /// The system refuses, or cannot do it.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn populate(&self, bytes: Range<usize>) -> io::Result<()> {
+        assert!(bytes.start.is_multiple_of(HUGE_PAGE_BYTES) && bytes.end <= self.bytes);
+        loop {
+            // SAFETY: the range lies within the mapping, and faulting pages in writes to none.
+            let outcome = unsafe {
+                let start = self.start.as_ptr().add(bytes.start);
+                libc::madvise(start.cast(), bytes.len(), libc::MADV_POPULATE_WRITE)
+            };
+            if outcome == 0 {
+                return Ok(());
+            }
+            match io::Error::last_os_error() {
+                error if error.kind() == io::ErrorKind::Interrupted => {}
+                error if error.raw_os_error() == Some(libc::EINVAL) => return Err(unsupported()),
+                error => return Err(error),
+            }
+        }
+    }
+
+    /// As above.
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn populate(&self, _: Range<usize>) -> io::Result<()> {
+        Err(unsupported())
+    }
+}
+
+fn unsupported() -> io::Error {
+    let message = "this system cannot back memory before it is used; Linux 5.14 can";
+    io::Error::new(io::ErrorKind::Unsupported, message)
 }
 
 impl Drop for Mapping {
@@ -87,8 +124,20 @@ impl Region {
         Region { mapping: Arc::new(mapping), range: end - words..end }
     }
 
+    /// Have at least so many words; if that takes another mapping, what the region held is lost.
+    pub(crate) fn grow(&mut self, words: usize) {
+        if self.len() < words {
+            *self = Region::new(words.next_power_of_two());
+        }
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.range.len()
+    }
+
+    /// The mapping, for as long as a region has it, and which of its bytes are this region's.
+    pub(crate) fn place(&self) -> (Weak<Mapping>, Range<usize>) {
+        (Arc::downgrade(&self.mapping), 4 * self.range.start..4 * self.range.end)
     }
 
     #[expect(clippy::cast_ptr_alignment, reason = "mappings are page aligned")]

@@ -344,10 +344,7 @@ impl Program {
             });
         });
         let stride = partial_stride(layout);
-        let needed = plan.num_partials * stride;
-        if self.partials.len() < needed {
-            self.partials = Region::new(needed);
-        }
+        self.partials.grow(plan.num_partials * stride);
         let context = AttendContext {
             heads,
             window: attend.window,
@@ -373,9 +370,7 @@ impl Program {
             Storage::Dense => output,
             Storage::Blocks => {
                 let stride = operand_words(weights, norm.width);
-                if self.head_operand.len() < tokens.len() * stride {
-                    self.head_operand = Region::new(tokens.len() * stride);
-                }
+                self.head_operand.grow(tokens.len() * stride);
                 self.head_operand.rows(stride)
             }
         };

@@ -8,6 +8,7 @@ use crate::kv::{KvPool, KvSpec};
 use crate::memory::Region;
 use crate::model::Weights;
 use crate::plan::{Plan, StepResult, le_words, plan_words};
+use crate::populate::Population;
 use crate::program::{Program, StepTokens, num_positions};
 use crate::recording::Recording;
 use crate::sample_step::{LogitScratch, Sampler};
@@ -100,6 +101,11 @@ impl Session {
         self.kv.page_bytes()
     }
 
+    /// The pool's memory that may be taken ahead.
+    pub fn population(&self) -> Population {
+        self.kv.population()
+    }
+
     /// Bytes of the KV pool.
     pub fn pool_bytes(&self) -> usize {
         self.kv.num_bytes()
@@ -131,9 +137,7 @@ impl Session {
         }
         let stride = self.logit_stride();
         let tokens = plan.logit_tokens();
-        if self.logit_input.len() < tokens.len() * stride {
-            self.logit_input = Region::new(tokens.len() * stride);
-        }
+        self.logit_input.grow(tokens.len() * stride);
         let output = self.logit_input.rows(stride);
         self.program.head_input(&self.weights, tokens, output);
         let flagged = tokens.iter().zip(plan.logit_flags());
