@@ -92,7 +92,9 @@ class CacheOptions:
         None, "size of the KV pool in tokens; default: from free memory", minimum=1
     )
     mem_fraction_static: float | None = setting(
-        None, "share of the memory for weights and KV pool; not with --max-total-tokens", minimum=0
+        None,
+        "share of the memory for weights and KV pool; no effect with --max-total-tokens",
+        minimum=0,
     )
     disable_radix_cache: bool = setting(False, "do not reuse prefixes")
 

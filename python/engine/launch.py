@@ -21,7 +21,7 @@ from trunkline._core import Core
 from trunkline.engine import env_vars, pool_memory, resources
 from trunkline.engine.channel import Port
 from trunkline.engine.checkpoint import BlockCheckpoint, Checkpoint
-from trunkline.engine.computation import computation
+from trunkline.engine.computation import computation, without_effect
 from trunkline.engine.config import EngineConfig, flat_settings
 from trunkline.engine.core_config import CoreConfig
 from trunkline.engine.grammar.setup import Grammars, NoGrammars, start_grammars
@@ -249,8 +249,8 @@ def _sizes(
     kinds = checkpoint.matrix_kinds if isinstance(checkpoint, BlockCheckpoint) else frozenset()
     stored = Stored(kinds, weight_bytes(model, "none", dtype))
     chosen = computation(config.kernels, device, dtype, stored, _total_bytes(device))
-    if on_host and config.kernels.cuda_graph_max_bs is not None:
-        logger.warning("cuda_graph_max_bs has no effect: there are no CUDA graphs on %s", device)
+    for line in without_effect(config.kernels, config.cache, device, chosen.backend):
+        logger.warning("%s", line)
     context_len = resources.context_length(config.model.context_length, model)
     max_running = resources.max_running_requests(config.scheduler, on_host=on_host)
     kv_bytes = dtype.itemsize if chosen.options.kv_dtype == "auto" else 1

@@ -157,6 +157,9 @@ def pool_tokens(options: CacheOptions, memory: Memory, context_len: int, max_run
     page = options.page_size
     if page < 1:
         raise SettingError(f"page_size is {page}, but must be at least 1")
+    share = options.mem_fraction_static
+    if share is not None and not 0 < share < 1:
+        raise SettingError(f"mem_fraction_static is {share}, but must be above 0 and below 1")
     if options.max_total_tokens is not None:
         tokens = _whole_pages(options.max_total_tokens, page, "max_total_tokens")
         needed = tokens * memory.per_token
@@ -169,9 +172,6 @@ def pool_tokens(options: CacheOptions, memory: Memory, context_len: int, max_run
                 f"at most {max(left, 0) // memory.per_token} tokens fit"
             )
         return tokens
-    share = options.mem_fraction_static
-    if share is not None and not 0 < share < 1:
-        raise SettingError(f"mem_fraction_static is {share}, but must be above 0 and below 1")
     limit = memory.free - memory.weights - memory.per_step
     if share is None:
         share = HOST_MEMORY_SHARE if memory.on_host else DEVICE_MEMORY_SHARE
