@@ -18,6 +18,7 @@ from trunkline.kernels.triton.decode_attention import choose_max_splits, decode_
 from trunkline.kernels.triton.launch import device_traits
 from trunkline.kernels.triton.matmul import fixed_matmul
 from trunkline.kernels.triton.norm import add_rms_norm
+from trunkline.kernels.triton.paged_layer import PagedLayer
 from trunkline.kernels.triton.prompt_attention import prompt_attention
 from trunkline.kernels.triton.rotary import rotate_and_write
 from trunkline.kernels.triton.unified_attention import unified_attention
@@ -187,9 +188,7 @@ def _products(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Iterato
 class _Rows:
     """Rows of equal length over pages that lie in random order."""
 
-    keys: torch.Tensor
-    values: torch.Tensor
-    tables: torch.Tensor
+    layer: PagedLayer
     slots: torch.Tensor
     lens: torch.Tensor
 
@@ -199,9 +198,12 @@ def _rows(device: torch.device, dtype: torch.dtype, sizes: Sizes, count: int, ke
     shape = (count * pages + 1, PAGE_SIZE, sizes.num_kv_heads, sizes.head_dim)
     order = torch.randperm(count * pages, device=device).to(torch.int32) + 1
     return _Rows(
-        keys=torch.randn(shape, device=device).to(dtype),
-        values=torch.randn(shape, device=device).to(dtype),
-        tables=order.view(count, pages),
+        layer=PagedLayer(
+            keys=torch.randn(shape, device=device).to(dtype),
+            values=torch.randn(shape, device=device).to(dtype),
+            page_tables=order.view(count, pages),
+            scale=sizes.head_dim**-0.5,
+        ),
         slots=torch.arange(count, dtype=torch.int32, device=device),
         lens=torch.full((count,), keys, dtype=torch.int32, device=device),
     )
@@ -211,11 +213,12 @@ def _expected_attention(
     query: torch.Tensor, rows: _Rows, queries: int, row: int, keys: int
 ) -> torch.Tensor:
     """Of one row; `query` is [queries, heads, head_dim]."""
-    found = rows.tables[row].long()
-    group = query.shape[1] // rows.keys.shape[2]
+    layer = rows.layer
+    found = layer.page_tables[row].long()
+    group = query.shape[1] // layer.num_kv_heads
     key, value = (
         pool[found].flatten(0, 1)[:keys].float().repeat_interleave(group, 1)
-        for pool in (rows.keys, rows.values)
+        for pool in (layer.keys, layer.values)
     )
     attended = torch.nn.functional.scaled_dot_product_attention(
         query.float().transpose(0, 1),
@@ -230,25 +233,15 @@ def _expected_attention(
 
 def _attention(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Iterator[Check]:
     heads, head_dim = sizes.num_heads, sizes.head_dim
-    options = {
-        "scale": head_dim**-0.5,
-        "window": None,
-        "soft_cap": None,
-        "sinks": None,
-        "key_scale": 1.0,
-        "value_scale": 1.0,
-    }
     rows = _rows(device, dtype, sizes, sizes.rows, sizes.context)
-    pools = (rows.keys, rows.values, rows.tables, rows.slots, rows.lens)
+    attended = (rows.layer, rows.slots, rows.lens)
     query = torch.randn((sizes.rows, heads, head_dim), device=device).to(dtype)
     out = torch.empty_like(query)
     splits = choose_max_splits(sizes.rows, sizes.num_kv_heads, device_traits(device).num_processors)
     workspace = torch.empty(workspace_elements(sizes.rows, heads, head_dim, splits), device=device)
 
     def decode() -> torch.Tensor:
-        decode_attention(
-            query, *pools, out, workspace, **options, split_size=SPLIT_SIZE, max_splits=splits
-        )
+        decode_attention(query, *attended, out, workspace, split_size=SPLIT_SIZE, max_splits=splits)
         return out
 
     def expected_decode() -> torch.Tensor:
@@ -267,14 +260,12 @@ def _attention(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Iterat
         num_bytes=sizes.rows * kv_bytes,
         goal=0.8,
     )
-    yield from _prompt(device, dtype, sizes, options)
+    yield from _prompt(device, dtype, sizes)
 
 
-def _prompt(
-    device: torch.device, dtype: torch.dtype, sizes: Sizes, options: dict[str, object]
-) -> Iterator[Check]:
+def _prompt(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Iterator[Check]:
     rows = _rows(device, dtype, sizes, 1, sizes.prompt)
-    pools = (rows.keys, rows.values, rows.tables, rows.slots, rows.lens)
+    attended = (rows.layer, rows.slots, rows.lens)
     query = torch.randn((sizes.prompt, sizes.num_heads, sizes.head_dim), device=device).to(dtype)
     starts = torch.tensor([0, sizes.prompt], dtype=torch.int32, device=device)
     # Query, key pairs of a causal prompt, twice: scores and outputs.
@@ -283,11 +274,11 @@ def _prompt(
     no_splits = torch.empty(1, device=device)
 
     def prompt() -> torch.Tensor:
-        prompt_attention(query, *pools, starts, out, max_query_len=sizes.prompt, **options)
+        prompt_attention(query, *attended, starts, out, max_query_len=sizes.prompt)
         return out
 
     def unified() -> torch.Tensor:
-        unified_attention(query, *pools, starts, out, no_splits, **options)
+        unified_attention(query, *attended, starts, out, no_splits)
         return out
 
     for name, run, goal in (
@@ -318,22 +309,8 @@ def _rotary(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Check:
     query = torch.empty((tokens, heads, sizes.head_dim), dtype=dtype, device=device)
 
     def rotate() -> torch.Tensor:
-        rotate_and_write(
-            qkv,
-            turns,
-            None,
-            None,
-            0.0,
-            rows.keys,
-            rows.values,
-            rows.tables,
-            slots,
-            positions,
-            1.0,
-            1.0,
-            query,
-        )
-        return rows.keys[rows.tables[0].long()].flatten(0, 1)[:tokens]
+        rotate_and_write(qkv, turns, None, None, 0.0, rows.layer, slots, positions, query)
+        return rows.layer.keys[rows.layer.page_tables[0].long()].flatten(0, 1)[:tokens]
 
     def expected() -> torch.Tensor:
         start = heads * sizes.head_dim

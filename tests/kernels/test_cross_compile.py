@@ -66,6 +66,7 @@ from tests.kernels.triton.cross_compile import recorded_launches
 
 from trunkline.kernels.triton.launch import KNOWN_TRAITS, assume_device
 from trunkline.kernels.triton.page_list import list_pages
+from trunkline.kernels.triton.paged_layer import PagedLayer
 from trunkline.kernels.triton.prompt_attention import prompt_attention
 
 
@@ -77,11 +78,9 @@ def launch(first):
     slots, lens = integers(8)[first:], integers(8)[first:]
     query, pool = torch.empty(64, 8, 64), torch.empty(9, 16, 2, 64)
     tables, starts = integers(9, 32), integers(9 - first)
-    options = {name: None for name in ("window", "soft_cap", "sinks")}
-    options |= {name: 1.0 for name in ("scale", "key_scale", "value_scale")}
+    layer = PagedLayer(keys=pool, values=pool, page_tables=tables, scale=1.0)
     prompt_attention(
-        query, pool, pool, tables, slots, lens, starts, torch.empty_like(query),
-        max_query_len=64, **options,
+        query, layer, slots, lens, starts, torch.empty_like(query), max_query_len=64
     )
     list_pages(tables, slots, starts, integers(64))
 

@@ -11,6 +11,7 @@ matmul, fp8         the deterministic linear; fp8 linears with one scale per row
 routing, moe        which experts get which tokens; grouped products and their combination
 rotary              norm of queries and keys, rotary encoding, KV write
 kv_pages, fp8_bits  pools and page tables as kernels see them; fp8 by its bits
+paged_layer         what every attention kernel is told of a layer
 attention_parts     one tile of keys, partial results and their sum
 decode_attention    one query token per row, KV split over programs
 prompt_attention    prompts in chunks over pages

@@ -18,12 +18,10 @@ from trunkline.kernels.triton.unified_attention import (
     unified_attention,
     unified_workspace_elements,
 )
-from trunkline.kernels.triton.weights import SinksWeight
 
 ATTENTION_BACKENDS = ("auto", "flashinfer", "triton")
 SPLIT_SIZE = 256  # least number of keys in a split: fewer do not pay for their merge
 PROMPT_BLOCK_TOKENS = 32  # about what a block of prompt attention has
-KV_SCALE = 1.0  # of fp8 pools
 
 logger = logging.getLogger(__name__)
 
@@ -61,25 +59,17 @@ class TritonAttention:
     def attend(
         self, query: torch.Tensor, spec: AttentionSpec, batch: DeviceBatch, out: torch.Tensor
     ) -> None:
-        keys, values = batch.pool.keys[spec.layer], batch.pool.values[spec.layer]
+        layer = batch.layer(spec)
         decode = batch.num_decode_rows
         if decode:
             splits = _max_splits(decode, spec, batch)
             decode_attention(
                 query[:decode],
-                keys,
-                values,
-                batch.page_tables,
+                layer,
                 batch.row_slot[:decode],
                 batch.kv_lens[:decode],
                 out[:decode],
                 _workspace(query[:decode], splits),
-                scale=_scale(spec),
-                window=spec.window,
-                soft_cap=spec.soft_cap,
-                sinks=_sinks(spec),
-                key_scale=KV_SCALE,
-                value_scale=KV_SCALE,
                 split_size=SPLIT_SIZE,
                 max_splits=splits,
             )
@@ -90,21 +80,13 @@ class TritonAttention:
             splits = _max_splits(blocks, spec, batch)
             prompt_attention(
                 prompt,
-                keys,
-                values,
-                batch.page_tables,
+                layer,
                 batch.row_slot[decode:],
                 batch.kv_lens[decode:],
                 batch.query_start,
                 out[decode:],
                 _workspace(prompt, splits),
                 max_query_len=batch.max_query_len,
-                scale=_scale(spec),
-                window=spec.window,
-                soft_cap=spec.soft_cap,
-                sinks=_sinks(spec),
-                key_scale=KV_SCALE,
-                value_scale=KV_SCALE,
                 split_size=SPLIT_SIZE,
                 max_splits=splits,
             )
@@ -126,20 +108,12 @@ class UnifiedAttention:
             out.zero_()  # padding rows are not written: what lies there would grow in each layer
         unified_attention(
             query,
-            batch.pool.keys[spec.layer],
-            batch.pool.values[spec.layer],
-            batch.page_tables,
+            batch.layer(spec),
             batch.row_slot,
             batch.kv_lens,
             batch.query_start,
             out,
             _unified_workspace(query, spec, batch),
-            scale=_scale(spec),
-            window=spec.window,
-            soft_cap=spec.soft_cap,
-            sinks=_sinks(spec),
-            key_scale=KV_SCALE,
-            value_scale=KV_SCALE,
             max_kv_len=batch.max_kv_len,
         )
 
@@ -206,11 +180,3 @@ def _workspace(query: torch.Tensor, splits: int) -> torch.Tensor:
     rows, heads, head_dim = query.shape
     elements = workspace_elements(rows, heads, head_dim, splits) if splits > 1 else 1
     return query.new_empty(elements, dtype=torch.float32)
-
-
-def _scale(spec: AttentionSpec) -> float:
-    return float(spec.head_dim**-0.5) if spec.scale is None else spec.scale
-
-
-def _sinks(spec: AttentionSpec) -> torch.Tensor | None:
-    return spec.sinks.scores if isinstance(spec.sinks, SinksWeight) else None

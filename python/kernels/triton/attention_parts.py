@@ -32,7 +32,7 @@ def power_of_two(exponent):
 
 @triton.jit
 def scaled_scores(products, score_scale, SOFT_CAP: tl.constexpr):
-    """Scores in units of log2; see `score_factor`."""
+    """Scores in units of log2; see `PagedLayer.score_scale`."""
     scores = products * score_scale
     if SOFT_CAP > 0:
         decay = tl.exp2(tl.abs(scores) * (-2.0 * LOG2_E))
@@ -206,11 +206,6 @@ def merge_kernel(
     output = output / tl.where(total == 0.0, 1.0, total) * value_scale
     pointers = out + (token * NUM_HEADS + head) * HEAD_DIM + dims
     tl.store(pointers, narrow(output, out.dtype.element_ty), mask=inside)
-
-
-def score_factor(scale: float, key_scale: float, soft_cap: float | None) -> float:
-    """What products of queries and stored keys are multiplied by; see `scaled_scores`."""
-    return scale * key_scale * (LOG2_E.value if soft_cap is None else 1.0 / soft_cap)
 
 
 def check_split_size(split_size: int) -> None:

@@ -163,7 +163,6 @@ class TritonBackend:
     def attend(self, qkv: torch.Tensor, spec: AttentionSpec, batch: DeviceBatch) -> torch.Tensor:
         shape = (batch.num_tokens, spec.num_heads, spec.head_dim)
         query = torch.empty(shape, dtype=self.dtype, device=self.device)
-        pool = batch.pool
         rotary: Rotary = spec.rotary
         rotate_and_write(
             qkv,
@@ -171,13 +170,9 @@ class TritonBackend:
             _weight(spec.query_norm),
             _weight(spec.key_norm),
             _epsilon(spec),
-            pool.keys[spec.layer],
-            pool.values[spec.layer],
-            batch.page_tables,
+            batch.layer(spec),
             batch.token_slot,
             batch.positions,
-            1.0,
-            1.0,
             query,
         )
         out = torch.empty_like(query)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from trunkline.kernels.interface import IntArray
+from trunkline.kernels.interface import AttentionSpec, IntArray
+from trunkline.kernels.triton.paged_layer import PagedLayer
 from trunkline.kernels.triton.pool import DeviceKvPool
+from trunkline.kernels.triton.weights import SinksWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,18 @@ class DeviceBatch:
     def num_tokens(self) -> int:
         """Tokens, with padding."""
         return self.positions.shape[0]
+
+    def layer(self, spec: AttentionSpec) -> PagedLayer:
+        """The step's pages as a layer's attention sees them."""
+        return PagedLayer(
+            keys=self.pool.keys[spec.layer],
+            values=self.pool.values[spec.layer],
+            page_tables=self.page_tables,
+            scale=spec.head_dim**-0.5 if spec.scale is None else spec.scale,
+            window=spec.window,
+            soft_cap=spec.soft_cap,
+            sinks=spec.sinks.scores if isinstance(spec.sinks, SinksWeight) else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)

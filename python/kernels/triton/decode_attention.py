@@ -19,21 +19,12 @@ from trunkline.kernels.triton.attention_parts import (
     empty_state,
     merge,
     partial_results,
-    score_factor,
     store_nothing,
     store_output,
     store_partial,
 )
-from trunkline.kernels.triton.kv_pages import (
-    check_pools,
-    padded_head_dim,
-    readable,
-)
-from trunkline.kernels.triton.launch import (
-    ceil_div,
-    device_traits,
-    next_power_of_2,
-)
+from trunkline.kernels.triton.launch import ceil_div, device_traits, next_power_of_2
+from trunkline.kernels.triton.paged_layer import PagedLayer
 
 MAX_BLOCK_ROWS = 64
 MIN_BLOCK_ROWS = 16
@@ -161,20 +152,12 @@ def choose_max_splits(num_rows: int, num_kv_heads: int, num_processors: int) -> 
 
 def decode_attention(
     query: torch.Tensor,
-    key_pool: torch.Tensor,
-    value_pool: torch.Tensor,
-    page_tables: torch.Tensor,
+    layer: PagedLayer,
     row_slot: torch.Tensor,
     kv_lens: torch.Tensor,
     out: torch.Tensor,
     workspace: torch.Tensor,
     *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    sinks: torch.Tensor | None,
-    key_scale: float,
-    value_scale: float,
     split_size: int,
     max_splits: int,
 ) -> None:
@@ -186,20 +169,11 @@ def decode_attention(
 
     Args:
         query: [R, Hq, D], contiguous.
-        key_pool: [num_pages, page_size, Hkv, D]; the last dimension is contiguous; of queries'
-            dtype, or fp8.
-        value_pool: like `key_pool`, with the same strides.
-        page_tables: [slots, max_pages] int32; entries that no key lies in are not read.
+        layer: what is attended to.
         row_slot: [R] int32.
         kv_lens: [R] int32, the query's own key included; 0 for padding rows.
         out: [R, Hq, D], contiguous.
         workspace: flat float32, `workspace_elements(R, Hq, D, max_splits)`; unused for one split.
-        scale: of scores.
-        window: how many keys a query sees, its own included; None for all.
-        soft_cap: `cap * tanh(score / cap)` bounds scores; None for no bound.
-        sinks: [Hq] logits that count in the denominator only, or None.
-        key_scale: what keys of an fp8 pool are multiplied by.
-        value_scale: what values of an fp8 pool are multiplied by.
         split_size: least number of keys in a split, a multiple of 128.
         max_splits: see `choose_max_splits`.
 
@@ -207,48 +181,33 @@ def decode_attention(
         ValueError: an argument is not as described.
     """
     num_rows, num_heads, head_dim = query.shape
-    _, page_size, num_kv_heads, _ = key_pool.shape
-    check_pools(key_pool, value_pool, key_scale, value_scale, query.dtype)
+    layer.check(query.dtype, head_dim)
     check_split_size(split_size)
-    block_dim = padded_head_dim(head_dim)
-    config = CONFIGS[block_dim, query.element_size()]
-    group = num_heads // num_kv_heads
+    constants = layer.constants(query)
+    config = CONFIGS[constants["BLOCK_D"], query.element_size()]
+    group = constants["GROUP"]
     block_rows = min(max(next_power_of_2(group), MIN_BLOCK_ROWS), MAX_BLOCK_ROWS)
-    in_splits = max_splits > 1
     partial = None
-    if in_splits:
+    if max_splits > 1:
         partial = partial_results(workspace, num_rows, num_heads, head_dim, max_splits)
-    traits = device_traits(query.device)
-    decode_kernel[(num_kv_heads * ceil_div(group, block_rows), num_rows, max_splits)](
+    decode_kernel[(layer.num_kv_heads * ceil_div(group, block_rows), num_rows, max_splits)](
         query,
-        readable(key_pool, traits),
-        readable(value_pool, traits),
-        key_pool.stride(0),
-        key_pool.stride(1),
-        key_pool.stride(2),
-        page_tables,
-        page_tables.stride(0),
+        *layer.pages(device_traits(query.device)),
         row_slot,
         kv_lens,
-        sinks,
+        layer.sinks,
         out,
         *(partial or (None, None, None)),
         split_size,
         max_splits,
-        score_factor(scale, key_scale, soft_cap),
-        value_scale,
-        NUM_HEADS=num_heads,
-        GROUP=group,
-        HEAD_DIM=head_dim,
-        PAGE_SIZE=page_size,
-        WINDOW=window or 0,
-        SOFT_CAP=soft_cap or 0.0,
-        IN_SPLITS=in_splits,
+        layer.score_scale,
+        layer.value_scale,
+        IN_SPLITS=partial is not None,
         BLOCK_M=block_rows,
         BLOCK_N=config.block_keys,
-        BLOCK_D=block_dim,
+        **constants,
         num_warps=config.num_warps * (2 if block_rows == MAX_BLOCK_ROWS else 1),
         num_stages=config.num_stages,
     )
     if partial is not None:
-        merge(partial, sinks, None, out, max_splits, value_scale)
+        merge(partial, layer.sinks, None, out, max_splits, layer.value_scale)

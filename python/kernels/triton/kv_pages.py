@@ -11,7 +11,6 @@ from trunkline.kernels.triton.launch import FP8, DeviceTraits, next_power_of_2
 
 MAX_HEAD_DIM = 256
 MIN_BLOCK_DIM = 16  # the least that a matrix product takes
-FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def padded_head_dim(head_dim: int) -> int:
@@ -23,41 +22,6 @@ def padded_head_dim(head_dim: int) -> int:
     if head_dim > MAX_HEAD_DIM:
         raise ValueError(f"head_dim is {head_dim}, the Triton kernels take at most {MAX_HEAD_DIM}")
     return max(next_power_of_2(head_dim), MIN_BLOCK_DIM)
-
-
-def check_pools(
-    key_pool: torch.Tensor,
-    value_pool: torch.Tensor,
-    key_scale: float,
-    value_scale: float,
-    dtype: torch.dtype,
-) -> None:
-    """Refuse pools that the kernels would misread.
-
-    Args:
-        key_pool: [num_pages, page_size, Hkv, D].
-        value_pool: like it.
-        key_scale: of keys.
-        value_scale: of values.
-        dtype: of queries.
-
-    Raises:
-        ValueError: the pools differ in layout, have another dtype than queries and fp8, or have
-            scales without being fp8.
-    """
-    layouts = [(pool.shape, pool.stride(), pool.dtype) for pool in (key_pool, value_pool)]
-    if layouts[0] != layouts[1] or key_pool.stride(-1) != 1:
-        raise ValueError(
-            f"key and value pool must have one layout with contiguous heads, got {layouts}"
-        )
-    if dtype not in FLOATS:
-        raise ValueError(f"queries are {dtype}, the Triton kernels take {FLOATS}")
-    if key_pool.dtype not in (dtype, FP8):
-        raise ValueError(f"the KV pool is {key_pool.dtype}, must be {FP8} or as queries: {dtype}")
-    if key_pool.dtype != FP8 and (key_scale, value_scale) != (1.0, 1.0):
-        raise ValueError(
-            f"KV scales are {key_scale} and {value_scale}; a pool of {key_pool.dtype} takes 1.0"
-        )
 
 
 def as_bits(pool: torch.Tensor) -> torch.Tensor:
@@ -75,12 +39,12 @@ def tile_keys(block_keys: int, pool: torch.Tensor, traits: DeviceTraits) -> int:
 
     Args:
         block_keys: what the configuration says.
-        pool: of `readable`.
+        pool: of keys.
         traits: of the device.
     """
     if traits.capability >= 90:
         return block_keys
-    return max(16, block_keys // (4 if pool.dtype == torch.uint8 else 2))
+    return max(16, block_keys // (4 if readable(pool, traits).dtype == torch.uint8 else 2))
 
 
 @triton.jit

@@ -20,13 +20,13 @@ from trunkline.kernels.triton.attention_parts import (
     empty_state,
     merge,
     partial_results,
-    score_factor,
     store_nothing,
     store_output,
     store_partial,
 )
-from trunkline.kernels.triton.kv_pages import check_pools, padded_head_dim, readable, tile_keys
+from trunkline.kernels.triton.kv_pages import tile_keys
 from trunkline.kernels.triton.launch import ceil_div, device_traits
+from trunkline.kernels.triton.paged_layer import PagedLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +235,7 @@ def prompt_kernel(
 
 def prompt_attention(
     query: torch.Tensor,
-    key_pool: torch.Tensor,
-    value_pool: torch.Tensor,
-    page_tables: torch.Tensor,
+    layer: PagedLayer,
     row_slot: torch.Tensor,
     kv_lens: torch.Tensor,
     query_start: torch.Tensor,
@@ -245,12 +243,6 @@ def prompt_attention(
     workspace: torch.Tensor | None = None,
     *,
     max_query_len: int,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    sinks: torch.Tensor | None,
-    key_scale: float,
-    value_scale: float,
     split_size: int = 256,
     max_splits: int = 1,
 ) -> None:
@@ -261,21 +253,13 @@ def prompt_attention(
 
     Args:
         query: [T, Hq, D], contiguous; rows one after another.
-        key_pool: see `decode_attention`.
-        value_pool: see `decode_attention`.
-        page_tables: [slots, max_pages] int32; entries that no key lies in are not read.
+        layer: what is attended to.
         row_slot: [R] int32.
         kv_lens: [R] int32, the row's queries included.
         query_start: [R + 1] int32, ascending from 0; padding rows have no queries.
         out: [T, Hq, D], contiguous.
         workspace: flat float32, `workspace_elements(T, Hq, D, max_splits)`; unused for one split.
         max_query_len: not below any row's number of queries; the size of blocks depends on it.
-        scale: of scores.
-        window: how many keys a query sees, its own included; None for all.
-        soft_cap: `cap * tanh(score / cap)` bounds scores; None for no bound.
-        sinks: [Hq] logits that count in the denominator only, or None.
-        key_scale: what keys of an fp8 pool are multiplied by.
-        value_scale: what values of an fp8 pool are multiplied by.
         split_size: least number of keys in a split, a multiple of 128.
         max_splits: more than 1 where there are too few blocks to keep the device busy.
 
@@ -283,12 +267,10 @@ def prompt_attention(
         ValueError: an argument is not as described.
     """
     num_tokens, num_heads, head_dim = query.shape
-    _, page_size, num_kv_heads, _ = key_pool.shape
-    check_pools(key_pool, value_pool, key_scale, value_scale, query.dtype)
+    layer.check(query.dtype, head_dim)
     check_split_size(split_size)
-    block_dim = padded_head_dim(head_dim)
-    group = num_heads // num_kv_heads
-    size = query.element_size()
+    constants = layer.constants(query)
+    group, block_dim, size = constants["GROUP"], constants["BLOCK_D"], query.element_size()
     block_rows = choose_block_rows(max_query_len * group, block_dim, size)
     config = CONFIGS[size, block_dim, block_rows]
     partial = None
@@ -298,42 +280,29 @@ def prompt_attention(
     heads = min(group, block_rows)
     num_blocks = num_tokens // (block_rows // heads) + num_rows
     traits = device_traits(query.device)
-    keys = readable(key_pool, traits)
     block_keys = config.block_keys
     if block_rows * block_dim > 16 * 128:
-        block_keys = tile_keys(block_keys, keys, traits)
-    prompt_kernel[(num_blocks, num_kv_heads * ceil_div(group, heads), max_splits)](
+        block_keys = tile_keys(block_keys, layer.keys, traits)
+    prompt_kernel[(num_blocks, layer.num_kv_heads * ceil_div(group, heads), max_splits)](
         query,
-        keys,
-        readable(value_pool, traits),
-        key_pool.stride(0),
-        key_pool.stride(1),
-        key_pool.stride(2),
-        page_tables,
-        page_tables.stride(0),
+        *layer.pages(traits),
         row_slot,
         kv_lens,
         query_start,
         num_rows,
-        sinks,
+        layer.sinks,
         out,
         *(partial or (None, None, None)),
         split_size,
         max_splits,
-        score_factor(scale, key_scale, soft_cap),
-        value_scale,
-        NUM_HEADS=num_heads,
-        GROUP=group,
-        HEAD_DIM=head_dim,
-        PAGE_SIZE=page_size,
-        WINDOW=window or 0,
-        SOFT_CAP=soft_cap or 0.0,
+        layer.score_scale,
+        layer.value_scale,
         IN_SPLITS=partial is not None,
         BLOCK_M=block_rows,
         BLOCK_N=block_keys,
-        BLOCK_D=block_dim,
+        **constants,
         num_warps=config.num_warps,
         num_stages=fitting_stages(config, block_rows, block_dim * size, traits.shared_memory),
     )
     if partial is not None:
-        merge(partial, sinks, query_start[-1:], out, max_splits, value_scale)
+        merge(partial, layer.sinks, query_start[-1:], out, max_splits, layer.value_scale)

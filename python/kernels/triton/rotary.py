@@ -13,8 +13,9 @@ import triton
 import triton.language as tl
 
 from trunkline.kernels.triton.fp8_bits import encode_e4m3
-from trunkline.kernels.triton.kv_pages import as_bits, check_pools, padded_head_dim
+from trunkline.kernels.triton.kv_pages import as_bits, padded_head_dim
 from trunkline.kernels.triton.launch import ceil_div, narrow, next_power_of_2
+from trunkline.kernels.triton.paged_layer import PagedLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,16 +171,12 @@ def rotate_and_write(
     query_norm_weight: torch.Tensor | None,
     key_norm_weight: torch.Tensor | None,
     epsilon: float,
-    key_pool: torch.Tensor,
-    value_pool: torch.Tensor,
-    page_tables: torch.Tensor,
+    layer: PagedLayer,
     token_slot: torch.Tensor,
     positions: torch.Tensor,
-    key_scale: float,
-    value_scale: float,
     query_out: torch.Tensor,
 ) -> None:
-    """Turn queries and keys of T tokens; write keys and values to the pools.
+    """Turn queries and keys of T tokens; write keys and values to the layer's pages.
 
     Nothing is written for a padding token. A pool in fp8 keeps `key / key_scale` and `value /
     value_scale`, saturated at 448; other pools take scales of 1.
@@ -191,13 +188,9 @@ def rotate_and_write(
         query_norm_weight: [D], or None for no norm of the queries.
         key_norm_weight: [D], or None for no norm of the keys.
         epsilon: of both norms.
-        key_pool: [num_pages, page_size, Hkv, D]; the last dimension is contiguous.
-        value_pool: like `key_pool`, with the same strides.
-        page_tables: [slots, max_pages] int32.
+        layer: where keys and values go.
         token_slot: [T] int32; -1 for padding.
         positions: [T] int32.
-        key_scale: of a pool in fp8.
-        value_scale: of a pool in fp8.
         query_out: [T, Hq, D], contiguous.
 
     Raises:
@@ -205,8 +198,8 @@ def rotate_and_write(
             pools' layouts differ.
     """
     num_tokens, num_heads, head_dim = query_out.shape
-    _, page_size, num_kv_heads, _ = key_pool.shape
-    check_pools(key_pool, value_pool, key_scale, value_scale, qkv.dtype)
+    num_kv_heads = layer.num_kv_heads
+    layer.check(qkv.dtype, head_dim)
     block_dim = padded_head_dim(head_dim)
     config = CONFIGS[block_dim]
     half = cos_sin.shape[1] // 2
@@ -217,22 +210,20 @@ def rotate_and_write(
         query_norm_weight,
         key_norm_weight,
         epsilon,
-        as_bits(key_pool),
-        as_bits(value_pool),
-        key_pool.stride(0),
-        key_pool.stride(1),
-        key_pool.stride(2),
-        page_tables,
-        page_tables.stride(0),
+        as_bits(layer.keys),
+        as_bits(layer.values),
+        *layer.strides,
+        layer.page_tables,
+        layer.page_tables.stride(0),
         token_slot,
         positions,
-        1.0 / key_scale,
-        1.0 / value_scale,
+        1.0 / layer.key_scale,
+        1.0 / layer.value_scale,
         query_out,
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
-        PAGE_SIZE=page_size,
+        PAGE_SIZE=layer.page_size,
         HALF=half,
         BLOCK_HALF=next_power_of_2(half),
         BLOCK_REST=next_power_of_2(head_dim - 2 * half),

@@ -23,13 +23,13 @@ from trunkline.kernels.triton.attention_parts import (
     merge,
     merge_states,
     partial_results,
-    score_factor,
     store_output,
     store_partial,
     workspace_elements,
 )
-from trunkline.kernels.triton.kv_pages import check_pools, padded_head_dim, readable, tile_keys
+from trunkline.kernels.triton.kv_pages import tile_keys
 from trunkline.kernels.triton.launch import ceil_div, device_traits
+from trunkline.kernels.triton.paged_layer import PagedLayer
 from trunkline.kernels.triton.prompt_attention import find_block
 
 SPLIT_SIZE = 512
@@ -168,21 +168,13 @@ def unified_kernel(
 
 def unified_attention(
     query: torch.Tensor,
-    key_pool: torch.Tensor,
-    value_pool: torch.Tensor,
-    page_tables: torch.Tensor,
+    layer: PagedLayer,
     row_slot: torch.Tensor,
     kv_lens: torch.Tensor,
     query_start: torch.Tensor,
     out: torch.Tensor,
     workspace: torch.Tensor,
     *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    sinks: torch.Tensor | None,
-    key_scale: float,
-    value_scale: float,
     max_kv_len: int | None = None,
 ) -> None:
     """Attend causally from the last `query_start[r + 1] - query_start[r]` positions of each row r.
@@ -193,39 +185,29 @@ def unified_attention(
 
     Args:
         query: [T, Hq, D], contiguous; rows one after another.
-        key_pool: see `decode_attention`.
-        value_pool: see `decode_attention`.
-        page_tables: [slots, max_pages] int32; entries that no key lies in are not read.
+        layer: what is attended to.
         row_slot: [R] int32.
         kv_lens: [R] int32, the row's queries included.
         query_start: [R + 1] int32, ascending from 0; padding rows have no queries.
         out: [T, Hq, D], contiguous.
         workspace: float32, of any size above 0: with `unified_workspace_elements` few tokens with
             long contexts keep the whole device busy.
-        scale: of scores.
-        window: how many keys a query sees, its own included; None for all.
-        soft_cap: `cap * tanh(score / cap)` bounds scores; None for no bound.
-        sinks: [Hq] logits that count in the denominator only, or None.
-        key_scale: what keys of an fp8 pool are multiplied by.
-        value_scale: what values of an fp8 pool are multiplied by.
         max_kv_len: not below any of `kv_lens`; None for what the page tables can hold.
 
     Raises:
         ValueError: an argument is not as described.
     """
     num_tokens, num_heads, head_dim = query.shape
-    _, page_size, num_kv_heads, _ = key_pool.shape
-    check_pools(key_pool, value_pool, key_scale, value_scale, query.dtype)
-    block_dim = padded_head_dim(head_dim)
-    group = num_heads // num_kv_heads
-    config = CONFIGS[query.element_size(), block_dim]
+    layer.check(query.dtype, head_dim)
+    constants = layer.constants(query)
+    config = CONFIGS[query.element_size(), constants["BLOCK_D"]]
     num_rows = row_slot.shape[0]
-    heads = min(group, config.block_rows)
+    heads = min(constants["GROUP"], config.block_rows)
     num_blocks = num_tokens // (config.block_rows // heads) + num_rows
-    head_blocks = num_kv_heads * ceil_div(group, heads)
+    head_blocks = layer.num_kv_heads * ceil_div(constants["GROUP"], heads)
     traits = device_traits(query.device)
-    keys = readable(key_pool, traits)
-    num_splits = ceil_div(max_kv_len or page_tables.shape[1] * page_size, SPLIT_SIZE)
+    longest = max_kv_len or layer.page_tables.shape[1] * layer.page_size
+    num_splits = ceil_div(longest, SPLIT_SIZE)
     few = 2 * num_blocks * head_blocks <= PROGRAMS_PER_PROCESSOR * traits.num_processors
     needed = workspace_elements(num_tokens, num_heads, head_dim, num_splits)
     is_split = few and num_splits > 1 and workspace.numel() >= needed
@@ -234,39 +216,27 @@ def unified_attention(
         partial = partial_results(workspace, num_tokens, num_heads, head_dim, num_splits)
     unified_kernel[(num_blocks, head_blocks, num_splits if is_split else 1)](
         query,
-        keys,
-        readable(value_pool, traits),
-        key_pool.stride(0),
-        key_pool.stride(1),
-        key_pool.stride(2),
-        page_tables,
-        page_tables.stride(0),
+        *layer.pages(traits),
         row_slot,
         kv_lens,
         query_start,
         num_rows,
-        sinks,
+        layer.sinks,
         out,
         *partial,
         num_splits,
         int(is_split),
-        score_factor(scale, key_scale, soft_cap),
-        value_scale,
-        NUM_HEADS=num_heads,
-        GROUP=group,
-        HEAD_DIM=head_dim,
-        PAGE_SIZE=page_size,
-        WINDOW=window or 0,
-        SOFT_CAP=soft_cap or 0.0,
+        layer.score_scale,
+        layer.value_scale,
         SPLIT=SPLIT_SIZE,
         BLOCK_M=config.block_rows,
-        BLOCK_N=tile_keys(config.block_keys, keys, traits),
-        BLOCK_D=block_dim,
+        BLOCK_N=tile_keys(config.block_keys, layer.keys, traits),
+        **constants,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
     if is_split:
-        merge(partial, sinks, query_start[-1:], out, num_splits, value_scale)
+        merge(partial, layer.sinks, query_start[-1:], out, num_splits, layer.value_scale)
 
 
 def unified_workspace_elements(

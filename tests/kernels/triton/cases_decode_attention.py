@@ -13,8 +13,7 @@ from tests.kernels.triton.kv_tensors import (
     integers,
     matrix,
     may_spill,
-    options,
-    pools,
+    paged,
 )
 
 from trunkline.kernels.triton.attention_parts import workspace_elements
@@ -34,13 +33,11 @@ def _decode(
     query = torch.empty(shape, dtype=dtype)
     decode_attention(
         query,
-        *pools(layer, pool_dtype),
-        integers(64, 512),
+        paged(layer, pool_dtype, window, extras),
         integers(ROWS),
         integers(ROWS),
         query,
         torch.empty(workspace_elements(*shape, max_splits)),
-        **options(layer, pool_dtype, window, extras),
         split_size=SPLIT_SIZE,
         max_splits=max_splits,
     )

@@ -13,8 +13,7 @@ from tests.kernels.triton.kv_tensors import (
     integers,
     matrix,
     may_spill,
-    options,
-    pools,
+    paged,
 )
 
 from trunkline.kernels.triton.attention_parts import workspace_elements
@@ -35,15 +34,13 @@ def _prompt(
     query = torch.empty(shape, dtype=dtype)
     prompt_attention(
         query,
-        *pools(layer, pool_dtype),
-        integers(64, 512),
+        paged(layer, pool_dtype, window, extras),
         integers(ROWS),
         integers(ROWS),
         integers(ROWS + 1),
         query,
         torch.empty(workspace_elements(*shape, max_splits)),
         max_query_len=max_query_len,
-        **options(layer, pool_dtype, window, extras),
         split_size=SPLIT_SIZE,
         max_splits=max_splits,
     )

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 from tests.kernels.triton.cross_compile import Launch
-from tests.kernels.triton.kv_tensors import LAYERS, ROWS, Layer, integers, kv_dtypes, pools
+from tests.kernels.triton.kv_tensors import LAYERS, ROWS, Layer, integers, kv_dtypes, paged
 
 from trunkline.kernels.triton.launch import DeviceTraits
 from trunkline.kernels.triton.rotary import rotate_and_write
@@ -23,12 +23,9 @@ def _rotate(
         weight,
         weight,
         1e-6,
-        *pools(layer, pool_dtype),
-        integers(64, 512),
+        paged(layer, pool_dtype),
         integers(ROWS),
         integers(ROWS),
-        1.0,
-        1.0,
         torch.empty((ROWS, layer.num_heads, layer.head_dim), dtype=dtype),
     )
 

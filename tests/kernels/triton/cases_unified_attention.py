@@ -11,8 +11,7 @@ from tests.kernels.triton.kv_tensors import (
     integers,
     matrix,
     may_spill,
-    options,
-    pools,
+    paged,
 )
 
 from trunkline.kernels.triton.launch import DeviceTraits
@@ -25,14 +24,12 @@ def _attend(
     query = torch.empty((ROWS, layer.num_heads, layer.head_dim), dtype=dtype)
     unified_attention(
         query,
-        *pools(layer, pool_dtype),
-        integers(64, 512),
+        paged(layer, pool_dtype, window, extras),
         integers(ROWS),
         integers(ROWS),
         integers(ROWS + 1),
         query,
         torch.empty(1),
-        **options(layer, pool_dtype, window, extras),
     )
 
 

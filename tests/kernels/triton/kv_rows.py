@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
 from tests.kernels.triton.guards import Guards
 
 from trunkline.kernels.triton.launch import FP8
+from trunkline.kernels.triton.paged_layer import PagedLayer
 
 PAGE_SIZE = 16
 EPSILON = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-18}
@@ -36,15 +38,25 @@ class Options:
 class Rows:
     """Some rows with their pages; what no row owns is NaN, and so is what a window hides."""
 
-    key_pool: torch.Tensor
-    value_pool: torch.Tensor
-    page_tables: torch.Tensor
+    layer: PagedLayer
     row_slot: torch.Tensor
     kv_lens: torch.Tensor
     keys: list[torch.Tensor]  # [kv_len, Hkv, D] float64 by row, scale included
     values: list[torch.Tensor]
-    key_scale: float
-    value_scale: float
+
+
+# Heads, dtypes of queries and pools, options: what every attention kernel is run with.
+MATRIX = [
+    (heads, dtype, FP8 if fp8 else dtype, Options(window=window, soft_cap=soft_cap, sinks=sinks))
+    for heads, dtype, fp8, window, soft_cap, sinks in itertools.product(
+        (Heads(8, 1, 64), Heads(6, 2, 96)),
+        (torch.bfloat16, torch.float16, torch.float32),
+        (False, True),
+        (None, 1, 129),
+        (None, 5.0),
+        (False, True),
+    )
+]
 
 
 def make_rows(
@@ -52,6 +64,7 @@ def make_rows(
     heads: Heads,
     kv_lens: list[int],
     dtype: torch.dtype,
+    options: Options,
     hidden: list[int] | None = None,
 ) -> Rows:
     """Fill pools of a dtype (of fp8 with scales) with random rows.
@@ -61,6 +74,7 @@ def make_rows(
         heads: sizes.
         kv_lens: of each row.
         dtype: of the pools.
+        options: of the layer.
         hidden: leading keys of each row that nothing may read.
     """
     num_pages = [-(-length // PAGE_SIZE) for length in kv_lens]
@@ -83,48 +97,42 @@ def make_rows(
             # Assignment by index is not implemented for fp8.
             _bits(pool)[place] = _bits(x)[visible]
             content.append(x.double() * scale)
-    return Rows(
-        *pools,
-        guards.full(tables),
-        guards.full(slots),
-        guards.full(torch.tensor(kv_lens, dtype=torch.int32)),
-        *contents,
-        *scales,
+    layer = PagedLayer(
+        keys=pools[0],
+        values=pools[1],
+        page_tables=guards.full(tables),
+        scale=options.scale,
+        window=options.window,
+        soft_cap=options.soft_cap,
+        sinks=guards.full(torch.randn(heads.num_heads) * 2) if options.sinks else None,
+        key_scale=scales[0],
+        value_scale=scales[1],
     )
+    lens = guards.full(torch.tensor(kv_lens, dtype=torch.int32))
+    return Rows(layer, guards.full(slots), lens, *contents)
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
     return x.view(torch.uint8) if x.dtype == FP8 else x
 
 
-def make_sinks(guards: Guards, heads: Heads, options: Options) -> torch.Tensor | None:
-    """Logits of sinks, if there are any."""
-    return guards.full(torch.randn(heads.num_heads) * 2) if options.sinks else None
-
-
-def attend(
-    query: torch.Tensor,
-    first_position: int,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    options: Options,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
+def attend(query: torch.Tensor, first_position: int, rows: Rows, row: int) -> torch.Tensor:
     """Causal attention in float64 of consecutive queries [n, Hq, D] of one row."""
-    group = query.shape[1] // keys.shape[1]
-    keys = keys.double().repeat_interleave(group, 1)
-    values = values.double().repeat_interleave(group, 1)
-    scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * options.scale
-    if options.soft_cap is not None:
-        scores = options.soft_cap * torch.tanh(scores / options.soft_cap)
+    layer = rows.layer
+    group = query.shape[1] // layer.num_kv_heads
+    keys = rows.keys[row].double().repeat_interleave(group, 1)
+    values = rows.values[row].double().repeat_interleave(group, 1)
+    scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * layer.scale
+    if layer.soft_cap is not None:
+        scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
     positions = first_position + torch.arange(query.shape[0])[:, None]
     columns = torch.arange(keys.shape[0])[None, :]
     seen = columns <= positions
-    if options.window is not None:
-        seen &= columns > positions - options.window
+    if layer.window is not None:
+        seen &= columns > positions - layer.window
     scores = scores.masked_fill(~seen, float("-inf"))
-    if sinks is not None:
-        column = sinks.double()[:, None, None].expand(-1, query.shape[0], 1)
+    if layer.sinks is not None:
+        column = layer.sinks.double()[:, None, None].expand(-1, query.shape[0], 1)
         scores = torch.cat([scores, column], -1)
     weights = scores.softmax(-1)[..., : keys.shape[0]]
     return torch.einsum("hqk,khd->qhd", weights, values)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from trunkline.kernels.triton.launch import FP8
+from trunkline.kernels.triton.paged_layer import PagedLayer
 
 ROWS = 48
 MAX_SPLITS = 4
@@ -38,28 +39,28 @@ def integers(*shape: int) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.int32)
 
 
-def pools(layer: Layer, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Key and value pool, both planes of one tensor."""
-    both = torch.empty((2, 64, 16, layer.num_kv_heads, layer.head_dim), dtype=dtype)
-    return both[0], both[1]
-
-
 def kv_dtypes(dtype: torch.dtype, quick: bool) -> list[torch.dtype]:
     """Dtypes of pools for queries of a dtype."""
     return [dtype] if quick else [dtype, FP8]
 
 
-def options(layer: Layer, dtype: torch.dtype, window: int | None, extras: bool) -> dict[str, Any]:
-    """Keywords of the attention launchers; `extras`: soft cap and sinks."""
+def paged(
+    layer: Layer, dtype: torch.dtype, window: int | None = None, extras: bool = False
+) -> PagedLayer:
+    """A layer over pools of a dtype, both planes of one tensor; `extras`: soft cap and sinks."""
+    both = torch.empty((2, 64, 16, layer.num_kv_heads, layer.head_dim), dtype=dtype)
     scale = 0.5 if dtype == FP8 else 1.0
-    return {
-        "scale": 0.1,
-        "window": window,
-        "soft_cap": 50.0 if extras else None,
-        "sinks": torch.empty(layer.num_heads) if extras else None,
-        "key_scale": scale,
-        "value_scale": scale,
-    }
+    return PagedLayer(
+        keys=both[0],
+        values=both[1],
+        page_tables=integers(64, 512),
+        scale=0.1,
+        window=window,
+        soft_cap=50.0 if extras else None,
+        sinks=torch.empty(layer.num_heads) if extras else None,
+        key_scale=scale,
+        value_scale=scale,
+    )
 
 
 def matrix(quick: bool) -> list[tuple[Layer, torch.dtype, torch.dtype, int | None, bool]]:

@@ -6,18 +6,19 @@ import pytest
 import torch
 from tests.kernels.triton.guards import Guards
 from tests.kernels.triton.kv_rows import (
+    MATRIX,
     Heads,
     Options,
     assert_close,
     attend,
     make_rows,
-    make_sinks,
 )
 
 from trunkline.kernels.triton.attention import _workspace
 from trunkline.kernels.triton.attention_parts import workspace_elements
 from trunkline.kernels.triton.decode_attention import choose_max_splits, decode_attention
 from trunkline.kernels.triton.launch import FP8, KNOWN_TRAITS, assume_device
+from trunkline.kernels.triton.paged_layer import PagedLayer
 
 GROUPED = Heads(6, 2, 64)
 LENGTHS = [300, 0, 1, 128, 17]
@@ -41,27 +42,18 @@ def check(
     max_splits: int = 3,
 ) -> None:
     hidden = [max(0, length - (options.window or length)) for length in kv_lens]
-    rows = make_rows(guards, heads, kv_lens, pool_dtype or dtype, hidden)
-    sinks = make_sinks(guards, heads, options)
+    rows = make_rows(guards, heads, kv_lens, pool_dtype or dtype, options, hidden)
     shape = (len(kv_lens), heads.num_heads, heads.head_dim)
     query = guards.full(torch.randn(shape).to(dtype))
     out = guards.empty(shape, dtype)
     workspace = guards.empty((workspace_elements(*shape, max_splits),), torch.float32)
     decode_attention(
         query,
-        rows.key_pool,
-        rows.value_pool,
-        rows.page_tables,
+        rows.layer,
         rows.row_slot,
         rows.kv_lens,
         out,
         workspace,
-        scale=options.scale,
-        window=options.window,
-        soft_cap=options.soft_cap,
-        sinks=sinks,
-        key_scale=rows.key_scale,
-        value_scale=rows.value_scale,
         split_size=128,
         max_splits=max_splits,
     )
@@ -69,10 +61,8 @@ def check(
         if length == 0:
             assert bool((out[row] == 0).all())
             continue
-        expected = attend(
-            query[row : row + 1], length - 1, rows.keys[row], rows.values[row], options, sinks
-        )
-        assert_close(out[row : row + 1], expected, rows.value_scale)
+        expected = attend(query[row : row + 1], length - 1, rows, row)
+        assert_close(out[row : row + 1], expected, rows.layer.value_scale)
 
 
 @pytest.mark.parametrize("max_splits", [1, 3])
@@ -100,23 +90,10 @@ def test_heads(guards: Guards, heads: Heads) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("heads", [Heads(8, 1, 64), Heads(6, 2, 96)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("fp8", [False, True])
-@pytest.mark.parametrize("window", [None, 1, 129])
-@pytest.mark.parametrize("soft_cap", [None, 5.0])
-@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize(("heads", "dtype", "pool_dtype", "options"), MATRIX)
 def test_matrix(
-    guards: Guards,
-    heads: Heads,
-    dtype: torch.dtype,
-    fp8: bool,
-    window: int | None,
-    soft_cap: float | None,
-    sinks: bool,
+    guards: Guards, heads: Heads, dtype: torch.dtype, pool_dtype: torch.dtype, options: Options
 ) -> None:
-    options = Options(window=window, soft_cap=soft_cap, sinks=sinks)
-    pool_dtype = FP8 if fp8 else None
     for max_splits in (1, 2, 8):
         check(
             guards, heads, options, dtype=dtype, pool_dtype=pool_dtype,
@@ -138,11 +115,13 @@ def test_what_does_not_fit_is_refused() -> None:
         tensors = torch.zeros(2, 16, 1, head_dim, dtype=pool)
         ints = torch.zeros(1, dtype=torch.int32)
         query = torch.zeros(1, 1, head_dim, dtype=torch.bfloat16)
+        layer = PagedLayer(
+            keys=tensors, values=tensors, page_tables=ints.view(1, 1), scale=1.0, **scales
+        )
+        workspace = torch.zeros(1)
         decode_attention(
-            query, tensors, tensors, ints.view(1, 1), ints, ints, query, torch.zeros(1),
-            scale=1.0, window=None, soft_cap=None, sinks=None, split_size=split_size, max_splits=2,
-            **({"key_scale": 1.0, "value_scale": 1.0} | scales),
-        )  # fmt: skip
+            query, layer, ints, ints, query, workspace, split_size=split_size, max_splits=2
+        )
 
     with pytest.raises(ValueError, match="head_dim is 512, the Triton kernels take at most 256"):
         call(head_dim=512)

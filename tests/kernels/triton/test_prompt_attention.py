@@ -4,12 +4,12 @@ import pytest
 import torch
 from tests.kernels.triton.guards import Guards
 from tests.kernels.triton.kv_rows import (
+    MATRIX,
     Heads,
     Options,
     assert_close,
     attend,
     make_rows,
-    make_sinks,
 )
 
 from trunkline.kernels.triton.attention_parts import workspace_elements
@@ -47,8 +47,7 @@ def check(
     kv_lens = [kv_len for kv_len, _ in lengths]
     window = options.window or max(kv_lens)
     hidden = [max(0, kv_len - count + 1 - window) for kv_len, count in lengths]
-    rows = make_rows(guards, heads, kv_lens, pool_dtype or dtype, hidden)
-    sinks = make_sinks(guards, heads, options)
+    rows = make_rows(guards, heads, kv_lens, pool_dtype or dtype, options, hidden)
     counts = torch.tensor([count for _, count in lengths])
     query_start = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
     shape = (int(query_start[-1]) + padding, heads.num_heads, heads.head_dim)
@@ -57,29 +56,20 @@ def check(
     workspace = guards.empty((workspace_elements(*shape, max_splits),), torch.float32)
     prompt_attention(
         query,
-        rows.key_pool,
-        rows.value_pool,
-        rows.page_tables,
+        rows.layer,
         rows.row_slot,
         rows.kv_lens,
         guards.full(query_start.to(torch.int32)),
         out,
         workspace,
         max_query_len=int(counts.max()),
-        scale=options.scale,
-        window=options.window,
-        soft_cap=options.soft_cap,
-        sinks=sinks,
-        key_scale=rows.key_scale,
-        value_scale=rows.value_scale,
         split_size=128,
         max_splits=max_splits,
     )
     for row, (kv_len, count) in enumerate(lengths):
         tokens = slice(int(query_start[row]), int(query_start[row + 1]))
-        keys, values = rows.keys[row], rows.values[row]
-        expected = attend(query[tokens], kv_len - count, keys, values, options, sinks)
-        assert_close(out[tokens], expected, rows.value_scale)
+        expected = attend(query[tokens], kv_len - count, rows, row)
+        assert_close(out[tokens], expected, rows.layer.value_scale)
     assert bool(out[int(query_start[-1]) :].isnan().all())
 
 
@@ -118,23 +108,10 @@ def test_window_edges(guards: Guards, window: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("heads", [Heads(8, 1, 64), Heads(6, 2, 96)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("fp8", [False, True])
-@pytest.mark.parametrize("window", [None, 1, 129])
-@pytest.mark.parametrize("soft_cap", [None, 5.0])
-@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize(("heads", "dtype", "pool_dtype", "options"), MATRIX)
 def test_matrix(
-    guards: Guards,
-    heads: Heads,
-    dtype: torch.dtype,
-    fp8: bool,
-    window: int | None,
-    soft_cap: float | None,
-    sinks: bool,
+    guards: Guards, heads: Heads, dtype: torch.dtype, pool_dtype: torch.dtype, options: Options
 ) -> None:
-    options = Options(window=window, soft_cap=soft_cap, sinks=sinks)
-    pool_dtype = FP8 if fp8 else None
     for lengths, max_splits in (([(195, 90), (64, 64), (5, 2)], 1), ([(300, 3), (40, 2)], 4)):
         check(
             guards, heads, options, lengths, dtype=dtype, pool_dtype=pool_dtype,

@@ -6,6 +6,7 @@ from tests.kernels.triton.guards import Guards
 from tests.kernels.triton.kv_rows import EPSILON, PAGE_SIZE, Heads
 
 from trunkline.kernels.triton.launch import FP8
+from trunkline.kernels.triton.paged_layer import PagedLayer
 from trunkline.kernels.triton.rotary import rotate_and_write
 
 RMS_EPSILON = 1e-5
@@ -74,9 +75,13 @@ def check(
     key_pool, value_pool = guards.empty(shape, pool_dtype), guards.empty(shape, pool_dtype)
     query_out = guards.empty((5, heads.num_heads, dim), dtype)
     key_scale, value_scale = SCALES if pool_dtype == FP8 else (1.0, 1.0)
+    layer = PagedLayer(
+        keys=key_pool, values=value_pool, page_tables=guards.full(tables), scale=1.0,
+        key_scale=key_scale, value_scale=value_scale,
+    )  # fmt: skip
     rotate_and_write(
-        qkv, cos_sin, *weights, RMS_EPSILON, key_pool, value_pool, guards.full(tables),
-        guards.full(slots), guards.full(positions), key_scale, value_scale, query_out,
+        qkv, cos_sin, *weights, RMS_EPSILON, layer, guards.full(slots), guards.full(positions),
+        query_out,
     )  # fmt: skip
 
     count = heads.num_heads + heads.num_kv_heads
@@ -112,10 +117,11 @@ def test_bits_of_fp8_are_those_of_torch(guards: Guards) -> None:
     qkv = guards.full(torch.cat([torch.zeros(tokens, 32), numbers[: tokens * 16].view(-1, 16)], 1))
     pools = [guards.empty((-(-tokens // 16), 16, 1, 16), FP8) for _ in range(2)]
     tables = torch.arange(len(pools[0]), dtype=torch.int32)[None]
+    layer = PagedLayer(keys=pools[0], values=pools[1], page_tables=tables, scale=1.0)
     rotate_and_write(
-        qkv, torch.zeros(tokens, 0), None, None, 0.0, *pools, tables,
+        qkv, torch.zeros(tokens, 0), None, None, 0.0, layer,
         torch.zeros(tokens, dtype=torch.int32), torch.arange(tokens, dtype=torch.int32),
-        1.0, 1.0, guards.empty((tokens, 1, 16), torch.float32),
+        guards.empty((tokens, 1, 16), torch.float32),
     )  # fmt: skip
     found = pools[1].view(-1)[: tokens * 16].view(torch.uint8)
     expected = numbers[: tokens * 16].clamp(-448, 448).to(FP8).view(torch.uint8)

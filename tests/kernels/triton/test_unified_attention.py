@@ -8,13 +8,13 @@ import pytest
 import torch
 from tests.kernels.triton.guards import Guards
 from tests.kernels.triton.kv_rows import (
+    MATRIX,
     Heads,
     Options,
     Rows,
     assert_close,
     attend,
     make_rows,
-    make_sinks,
 )
 
 from trunkline.kernels.triton.launch import FP8, KNOWN_TRAITS, assume_device
@@ -38,8 +38,6 @@ def _seed() -> None:
 def run(
     guards: Guards,
     rows: Rows,
-    options: Options,
-    sinks: torch.Tensor | None,
     queries: list[torch.Tensor],
     kv_lens: list[int],
     *,
@@ -55,20 +53,12 @@ def run(
     size = query.shape[0] * query.shape[1] * splits * (query.shape[2] + 2)
     unified_attention(
         query,
-        rows.key_pool,
-        rows.value_pool,
-        rows.page_tables,
+        rows.layer,
         rows.row_slot[: len(queries)],
         guards.full(torch.tensor(kv_lens, dtype=torch.int32)),
         guards.full(torch.tensor(starts, dtype=torch.int32)),
         out,
         guards.empty((max(1, size),), torch.float32),
-        scale=options.scale,
-        window=options.window,
-        soft_cap=options.soft_cap,
-        sinks=sinks,
-        key_scale=rows.key_scale,
-        value_scale=rows.value_scale,
         max_kv_len=splits * SPLIT_SIZE or None,
     )
     assert bool(out[starts[-1] :].isnan().all())
@@ -88,16 +78,14 @@ def check(
     kv_lens = [kv_len for kv_len, _ in lengths]
     window = options.window or max(kv_lens)
     hidden = [max(0, kv_len - count + 1 - window) for kv_len, count in lengths]
-    rows = make_rows(guards, heads, kv_lens, pool_dtype or dtype, hidden)
-    sinks = make_sinks(guards, heads, options)
+    rows = make_rows(guards, heads, kv_lens, pool_dtype or dtype, options, hidden)
     queries = [
         torch.randn(count, heads.num_heads, heads.head_dim).to(dtype) for _, count in lengths
     ]
-    results = run(guards, rows, options, sinks, queries, kv_lens, splits=splits)
+    results = run(guards, rows, queries, kv_lens, splits=splits)
     for row, (kv_len, count) in enumerate(lengths):
-        keys, values = rows.keys[row], rows.values[row]
-        expected = attend(queries[row], kv_len - count, keys, values, options, sinks)
-        assert_close(results[row], expected, rows.value_scale)
+        expected = attend(queries[row], kv_len - count, rows, row)
+        assert_close(results[row], expected, rows.layer.value_scale)
 
 
 @pytest.mark.parametrize("options", [PLAIN, ALL], ids=["plain", "all"])
@@ -162,22 +150,21 @@ def check_bits(
     pool: torch.dtype,
 ) -> None:
     """Whole, in chunks, beside other rows, as decode rows, and as decode rows in splits."""
-    rows = make_rows(guards, heads, [length, 70], pool)
-    sinks = make_sinks(guards, heads, options)
+    rows = make_rows(guards, heads, [length, 70], pool, options)
     query, other = (torch.randn(n, heads.num_heads, heads.head_dim).to(dtype) for n in (length, 70))
-    (whole,) = run(guards, rows, options, sinks, [query], [length])
+    (whole,) = run(guards, rows, [query], [length])
     for first, end in chunks(length, [1, 30, 7, 200]):
-        (chunk,) = run(guards, rows, options, sinks, [query[first:end]], [end])
+        (chunk,) = run(guards, rows, [query[first:end]], [end])
         assert torch.equal(chunk, whole[first:end])
     queries, kv_lens = [query[5:90], other[64:]], [90, 70]
-    assert torch.equal(run(guards, rows, options, sinks, queries, kv_lens)[0], whole[5:90])
+    assert torch.equal(run(guards, rows, queries, kv_lens)[0], whole[5:90])
     num_splits = -(-length // SPLIT_SIZE) + 1
     for position in sorted(
         {0, 63, 64, 100, length - 1, length // 2, SPLIT_SIZE} & set(range(length))
     ):
         for splits, padding in ((0, 0), (num_splits, 2)):
             (single,) = run(
-                guards, rows, options, sinks, [query[position : position + 1]], [position + 1],
+                guards, rows, [query[position : position + 1]], [position + 1],
                 padding=padding, splits=splits,
             )  # fmt: skip
             assert torch.equal(single, whole[position : position + 1])
@@ -202,23 +189,10 @@ def test_bits_in_the_matrix(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("heads", [Heads(8, 1, 64), Heads(6, 2, 96)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("fp8", [False, True])
-@pytest.mark.parametrize("window", [None, 1, 129])
-@pytest.mark.parametrize("soft_cap", [None, 5.0])
-@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize(("heads", "dtype", "pool_dtype", "options"), MATRIX)
 def test_matrix(
-    guards: Guards,
-    heads: Heads,
-    dtype: torch.dtype,
-    fp8: bool,
-    window: int | None,
-    soft_cap: float | None,
-    sinks: bool,
+    guards: Guards, heads: Heads, dtype: torch.dtype, pool_dtype: torch.dtype, options: Options
 ) -> None:
-    options = Options(window=window, soft_cap=soft_cap, sinks=sinks)
-    pool_dtype = FP8 if fp8 else None
     for lengths, splits in (([(195, 90), (64, 64), (5, 2)], 0), ([(600, 1), (40, 1)], 2)):
         check(guards, heads, options, lengths, dtype=dtype, pool_dtype=pool_dtype, splits=splits)
 
