@@ -324,11 +324,11 @@ class CpuModel:
     def num_threads(self) -> int:
         """Threads that compute, the caller's included."""
 
-    def add_embedding(self, num_rows: int, width: int) -> int:
-        """Add a token embedding of zeros; its number."""
+    def add_embedding(self, num_rows: int, width: int, scale: float = 1.0) -> int:
+        """Add a token embedding of zeros, whose rows are looked up times `scale`; its number."""
 
-    def add_norm(self, width: int, epsilon: float) -> int:
-        """Add an RMS norm; its number."""
+    def add_norm(self, width: int, epsilon: float, offset: float = 0.0) -> int:
+        """Add an RMS norm, which multiplies by its weight plus `offset`; its number."""
 
     def add_sinks(self, num_heads: int) -> int:
         """Add attention sinks of zeros; their number."""
@@ -386,7 +386,7 @@ class CpuModel:
         self,
         buffers: list[tuple[str, int]],
         operations: list[tuple[str, list[int | None]]],
-        head: tuple[int, int, int],
+        head: tuple[int, int, int, int | None],
         kv: tuple[int, int, int, int, int],
         limits: tuple[int, int],
     ) -> None:
@@ -396,7 +396,8 @@ class CpuModel:
             buffers: `(wide or operand, width)` by number.
             operations: `(name, numbers of weights and buffers)`; `rust/cpu/src/recording.rs` lists
                 them.
-            head: buffer of the final hidden states, norm and linear.
+            head: buffer of the final hidden states, norm, linear, and the bits of the logits' soft
+                cap as a float32, if there is one.
             kv: layers, kv heads, head_dim, pages, page size.
             limits: slots, longest sequence.
 

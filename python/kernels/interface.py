@@ -29,7 +29,7 @@ Batch: TypeAlias = Any
 OwnWeight: TypeAlias = Any
 OwnKvPool: TypeAlias = Any
 
-ActivationName = Literal["silu"]
+ActivationName = Literal["silu", "gelu_tanh"]  # gelu_tanh: gelu by its tanh approximation
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,11 +384,17 @@ class Backend(Protocol):
     device: torch.device
     dtype: torch.dtype
 
-    def create_embedding(self, num_embeddings: int, width: int) -> Weight:
-        """Handle of a token embedding; its part is `weight`."""
+    def create_embedding(self, num_embeddings: int, width: int, scale: float = 1.0) -> Weight:
+        """Handle of a token embedding whose rows `embed` multiplies by `scale`.
 
-    def create_norm(self, width: int, epsilon: float) -> Weight:
-        """Handle of an RMS norm over the last `width` elements; its part is `weight`."""
+        Its part is `weight`, which is not scaled; nor is a tied linear.
+        """
+
+    def create_norm(self, width: int, epsilon: float, offset: float = 0.0) -> Weight:
+        """Handle of an RMS norm over the last `width` elements; its part is `weight`.
+
+        The norm multiplies by `weight + offset`, a sum in float32 that is not rounded further.
+        """
 
     def create_linear(self, spec: LinearSpec) -> Weight:
         """Handle of a linear; its parts are `name.weight` and `name.bias` of the spec's parts."""
@@ -423,6 +429,12 @@ class Backend(Protocol):
     def linear_add(self, x: Activation, weight: OwnWeight, residual: Activation) -> Activation:
         """`residual + linear(x)`; `residual` may be overwritten and must not be used again."""
 
+    def norm_add(self, x: Activation, norm: OwnWeight, residual: Activation) -> Activation:
+        """`residual + rms_norm(x)` in float32, of what `linear` yields.
+
+        `residual` may be overwritten and must not be used again.
+        """
+
     def moe(self, x: Activation, norm: OwnWeight, experts: OwnWeight) -> Activation:
         """`x` plus the results of each token's experts for `rms_norm(x)`, times their shares.
 
@@ -438,8 +450,19 @@ class Backend(Protocol):
         rows' pages and attends causally over everything that the rows then have.
         """
 
-    def logits(self, x: Activation, norm: OwnWeight, head: OwnWeight, batch: Batch) -> Activation:
-        """Logits at the batch's logit tokens, in float32: not rounded to the dtype."""
+    def logits(
+        self,
+        x: Activation,
+        norm: OwnWeight,
+        head: OwnWeight,
+        batch: Batch,
+        soft_cap: float | None = None,
+    ) -> Activation:
+        """Logits at the batch's logit tokens, in float32: not rounded to the dtype.
+
+        With a soft cap, which is above 0, they are `cap * tanh(logit / cap)`: all that is drawn
+        from them and said of them is of the capped ones.
+        """
 
     def pooled_states(self, x: Activation, norm: OwnWeight, batch: Batch) -> Activation:
         """`rms_norm(x)` of the tokens whose pooled state is wanted, in float32.

@@ -95,8 +95,11 @@ class RoundedTorch(TorchBackend):
     def linear_add(self, x: torch.Tensor, weight: Any, residual: torch.Tensor) -> torch.Tensor:
         return residual + self.linear(x, weight)
 
-    def logits(self, x: torch.Tensor, norm: Any, head: Any, batch: Any) -> torch.Tensor:
-        return self.linear(self.rms_norm(x[batch.logit_tokens], norm), head)
+    def logits(
+        self, x: torch.Tensor, norm: Any, head: Any, batch: Any, soft_cap: float | None = None
+    ) -> torch.Tensor:
+        logits = self.linear(self.rms_norm(x[batch.logit_tokens], norm), head)
+        return logits if soft_cap is None else soft_cap * torch.tanh(logits / soft_cap)
 
 
 def rounded_runner(make: Callable[[], Runner], monkeypatch: pytest.MonkeyPatch) -> Runner:

@@ -38,6 +38,7 @@ from trunkline.plan import Plan
 ISA_VARIABLE = "TRUNKLINE_CPU_ISA"  # avx512_bf16, avx2 or portable; default: the best there is
 THREADS_VARIABLE = "TRUNKLINE_CPU_THREADS"  # default: what affinity and cgroup allow
 DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+ACTIVATIONS: dict[ActivationName, int] = {"silu": 0, "gelu_tanh": 1}  # as programs spell them
 
 AnyLinear = LinearWeight | TiedLinearWeight
 
@@ -93,11 +94,13 @@ class CpuBackend:
         """See `kernels.interface.BlockBackend`."""
         return frozenset(cpu_block_kinds() if self.quantization == "gguf" else ())
 
-    def create_embedding(self, num_embeddings: int, width: int) -> EmbeddingWeight:
-        return EmbeddingWeight(self._model, self.dtype, num_embeddings, width)
+    def create_embedding(
+        self, num_embeddings: int, width: int, scale: float = 1.0
+    ) -> EmbeddingWeight:
+        return EmbeddingWeight(self._model, self.dtype, num_embeddings, width, scale)
 
-    def create_norm(self, width: int, epsilon: float) -> NormWeight:
-        return NormWeight(self._model, self.dtype, width, epsilon)
+    def create_norm(self, width: int, epsilon: float, offset: float = 0.0) -> NormWeight:
+        return NormWeight(self._model, self.dtype, width, epsilon, offset)
 
     def create_linear(self, spec: LinearSpec) -> LinearWeight:
         return LinearWeight(self._model, self.dtype, spec, self._is_quantised)
@@ -165,14 +168,15 @@ class CpuBackend:
         return self.linear(self.rms_norm(x, norm), weight)
 
     def gate_up_activation(self, x: Value, activation: ActivationName) -> Value:
-        if activation != "silu":
-            raise ValueError(f"the CPU kernels have no activation {activation!r}; known: silu")
-        return self._record(Value("gated", x.width // 2, (x,)))
+        return self._record(Value("gated", x.width // 2, (x,), (ACTIVATIONS[activation],)))
 
     def linear_add(self, x: Value, weight: AnyLinear, residual: Value) -> Value:
         inputs = (self._ready(x), residual)
         value = Value("linear_add", weight.out_features, inputs, (weight.index,))
         return self._record(value)
+
+    def norm_add(self, x: Value, norm: NormWeight, residual: Value) -> Value:
+        return self._record(Value("norm_add", x.width, (x, residual), (norm.index,)))
 
     def moe(self, x: Value, norm: NormWeight, experts: Weight) -> Value:
         raise ValueError("the CPU kernels have no experts; use the torch backend")
@@ -193,8 +197,16 @@ class CpuBackend:
         )
         return self._record(Value("attend", spec.num_heads * spec.head_dim, (qkv,), numbers))
 
-    def logits(self, x: Value, norm: NormWeight, head: AnyLinear, batch: Batch) -> LogitsValue:
-        return LogitsValue(x, norm.index, head.index)
+    def logits(
+        self,
+        x: Value,
+        norm: NormWeight,
+        head: AnyLinear,
+        batch: Batch,
+        soft_cap: float | None = None,
+    ) -> LogitsValue:
+        cap = None if soft_cap is None else _bits(soft_cap)
+        return LogitsValue(x, norm.index, head.index, cap)
 
     def pooled_states(self, x: Value, norm: NormWeight, batch: Batch) -> PooledValue:
         return PooledValue(x, norm.index)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-Kind = Literal["embed", "norm", "linear", "linear_add", "gated", "attend", "quantise"]
+Kind = Literal["embed", "norm", "linear", "linear_add", "norm_add", "gated", "attend", "quantise"]
 Form = Literal["wide", "operand", "quantised"]
 Record: TypeAlias = tuple[str, list[int | None]]
 
@@ -19,6 +19,7 @@ FORMS: dict[Kind, Form] = {
     "norm": "operand",
     "linear": "wide",
     "linear_add": "wide",
+    "norm_add": "wide",
     "gated": "operand",
     "attend": "operand",
     "quantise": "quantised",
@@ -29,8 +30,8 @@ FORMS: dict[Kind, Form] = {
 class Value:
     """What an operation yields.
 
-    `inputs` are the values that it reads (`linear_add`: the operand, then the residual), `numbers`
-    what the native operation needs besides buffers.
+    `inputs` are the values that it reads (`linear_add` and `norm_add`: what is added, then the
+    residual), `numbers` what the native operation needs besides buffers.
     """
 
     kind: Kind
@@ -52,6 +53,7 @@ class LogitsValue:
     hidden: Value
     norm: int
     head: int
+    soft_cap: int | None = None  # bits of a float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class NativeProgram:
 
     buffers: list[tuple[str, int]] = field(default_factory=list)
     operations: list[Record] = field(default_factory=list)
-    head: tuple[int, int, int] = (0, 0, 0)
+    head: tuple[int, int, int, int | None] = (0, 0, 0, None)
 
 
 class Lowering:
@@ -95,7 +97,8 @@ class Lowering:
             self._lower(value)
         if logits.hidden.form != "wide":
             raise ValueError("the CPU kernels take logits of values in float32 only")
-        self._program.head = (self._buffers[logits.hidden], logits.norm, logits.head)
+        hidden = self._buffers[logits.hidden]
+        self._program.head = (hidden, logits.norm, logits.head, logits.soft_cap)
 
     @property
     def program(self) -> NativeProgram:
@@ -109,7 +112,7 @@ class Lowering:
             self._lower_linear("linear_gated", value, value.inputs[0])
         elif value.kind == "linear":
             self._lower_linear("linear", value, value)
-        elif value.kind == "linear_add":
+        elif value.kind in ("linear_add", "norm_add"):
             self._lower_add(value)
         elif value.kind == "quantise":
             operand = self._operand(value.inputs[0])
@@ -121,7 +124,7 @@ class Lowering:
             order: dict[str, list[int | None]] = {
                 "embed": [*value.numbers, to],
                 "norm": [*reads, *value.numbers, to],
-                "gated": [*reads, to],
+                "gated": [*reads, *value.numbers, to],
                 "attend": [*reads, to, *value.numbers],
             }
             self._emit(value.kind, order[value.kind])
@@ -129,16 +132,17 @@ class Lowering:
 
     def _lower_linear(self, name: str, value: Value, linear: Value) -> None:
         operand = self._operand(linear.inputs[0])
-        self._emit(name, [operand, *linear.numbers, self._allocate(value)])
+        gate = value.numbers if value is not linear else ()
+        self._emit(name, [operand, *linear.numbers, *gate, self._allocate(value)])
         self._release(*linear.inputs)
 
     def _lower_add(self, value: Value) -> None:
         x, residual = value.inputs
         if self._uses[residual] != 1 or residual.form != "wide":
             raise ValueError("a residual is used again, or is not in float32")
-        operand = self._operand(x)
+        added = self._operand(x) if value.kind == "linear_add" else self._wide(x)
         buffer = self._buffers[residual]
-        self._emit("linear_add", [operand, *value.numbers, buffer])
+        self._emit(value.kind, [added, *value.numbers, buffer])
         self._buffers[value] = buffer
         self._release(x)
 

@@ -17,8 +17,10 @@ class EmbeddingWeight:
     A quantised table is the weight of a linear, which a tied head then is.
     """
 
-    def __init__(self, model: CpuModel, dtype: torch.dtype, num_rows: int, width: int) -> None:
-        self.index = model.add_embedding(num_rows, width)
+    def __init__(
+        self, model: CpuModel, dtype: torch.dtype, num_rows: int, width: int, scale: float
+    ) -> None:
+        self.index = model.add_embedding(num_rows, width, scale)
         self.linear = model.embedding_linear(self.index)
         self.num_rows = num_rows
         self.width = width
@@ -49,8 +51,10 @@ class EmbeddingWeight:
 class NormWeight:
     """Weight and epsilon of an RMS norm."""
 
-    def __init__(self, model: CpuModel, dtype: torch.dtype, width: int, epsilon: float) -> None:
-        self.index = model.add_norm(width, epsilon)
+    def __init__(
+        self, model: CpuModel, dtype: torch.dtype, width: int, epsilon: float, offset: float
+    ) -> None:
+        self.index = model.add_norm(width, epsilon, offset)
         self.width = width
         self._model = model
         self._dtype = dtype

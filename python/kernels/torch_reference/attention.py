@@ -160,7 +160,7 @@ class AttentionKernel:
         queries = rows.unsqueeze(2).expand(*shape, head_dim).reshape(-1, num_rows, head_dim)
         scores = self.product(queries, keys.transpose(1, 2)).view(*shape, BLOCK)
         if spec.soft_cap is not None:
-            _cap(scores, spec.soft_cap)
+            cap_softly(scores, spec.soft_cap)
         if chunk.mask is not None:
             scores[:, chunk.masked_from :].masked_fill_(chunk.mask, -torch.inf)
         exponent = _block_exponent(scores.amax(-1, keepdim=True))
@@ -174,7 +174,7 @@ def _block_exponent(maximum: torch.Tensor) -> torch.Tensor:
     return (maximum * (1.0 / LN2)).ceil_().clamp_(LOWEST_EXPONENT)
 
 
-def _cap(scores: torch.Tensor, soft_cap: float) -> None:
+def cap_softly(scores: torch.Tensor, soft_cap: float) -> None:
     """`cap * tanh(score / cap)` in place, by exp: its bits do not depend on an element's place."""
     scores.mul_(2.0 / soft_cap).exp_().add_(1.0).reciprocal_().mul_(-2.0).add_(1.0).mul_(soft_cap)
 

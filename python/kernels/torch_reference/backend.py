@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +23,7 @@ from trunkline.kernels.interface import (
     StepInputs,
     Weight,
 )
-from trunkline.kernels.torch_reference.attention import AttentionKernel
+from trunkline.kernels.torch_reference.attention import AttentionKernel, cap_softly
 from trunkline.kernels.torch_reference.attention_plan import BLOCK, AttentionPlan
 from trunkline.kernels.torch_reference.experts import ExpertsWeight, by_expert, route
 from trunkline.kernels.torch_reference.kv_pool import TorchKvPool
@@ -39,6 +40,9 @@ from trunkline.kernels.torch_reference.weights import (
 )
 
 ACTIVATION_ELEMENTS = 1 << 17  # elements that a pointwise chain handles at once, in cache
+# gelu by tanh is 0.5 x (1 + tanh(scale * (x + cubic * x^3))).
+GELU_SCALE = math.sqrt(2.0 / math.pi)
+GELU_CUBIC = 0.044715
 
 AnyLinear = LinearWeight | TiedLinearWeight
 
@@ -82,11 +86,13 @@ class TorchBackend:
         self._heights: HeightCache = {}
         self._kernels: dict[tuple[int, int, int], AttentionKernel] = {}
 
-    def create_embedding(self, num_embeddings: int, width: int) -> EmbeddingWeight:
-        return EmbeddingWeight(num_embeddings, width, self._like)
+    def create_embedding(
+        self, num_embeddings: int, width: int, scale: float = 1.0
+    ) -> EmbeddingWeight:
+        return EmbeddingWeight(num_embeddings, width, self._like, scale)
 
-    def create_norm(self, width: int, epsilon: float) -> NormWeight:
-        return NormWeight(width, epsilon, self._like)
+    def create_norm(self, width: int, epsilon: float, offset: float = 0.0) -> NormWeight:
+        return NormWeight(width, epsilon, self._like, offset)
 
     def create_linear(self, spec: LinearSpec) -> LinearWeight:
         return LinearWeight(spec, self._like, self._heights)
@@ -132,7 +138,8 @@ class TorchBackend:
 
     def embed(self, weight: EmbeddingWeight, batch: TorchBatch) -> torch.Tensor:
         """The residual stream is float32: rounding it at every layer would cost accuracy."""
-        return weight.table.index_select(0, batch.step.token_ids).float()
+        rows = weight.table.index_select(0, batch.step.token_ids).float()
+        return rows if weight.scale == 1.0 else rows.mul_(weight.scale)
 
     def rms_norm(self, x: torch.Tensor, norm: NormWeight) -> torch.Tensor:
         return self._wide_norm(x, norm).to(self.dtype)
@@ -148,14 +155,14 @@ class TorchBackend:
         return self.linear(self.rms_norm(x, norm), weight)
 
     def gate_up_activation(self, x: torch.Tensor, activation: ActivationName) -> torch.Tensor:
-        assert activation == "silu"
         width = x.shape[1] // 2
         result = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
         step = max(1, ACTIVATION_ELEMENTS // width)
         for part, out in zip(torch.split(x, step), torch.split(result, step), strict=True):
             gate = part[:, :width].to(torch.float32, copy=True)
-            # torch's own silu rounds differently at the end of a thread's share; exp does not.
-            gate /= (-gate).exp_().add_(1.0)
+            # torch's own silu and tanh round differently at the end of a thread's share; exp does
+            # not.
+            gate /= _negated_exponent(gate, activation).exp_().add_(1.0)
             torch.mul(gate.to(x.dtype), part[:, width:], out=out)
         return result
 
@@ -163,6 +170,9 @@ class TorchBackend:
         self, x: torch.Tensor, weight: AnyLinear, residual: torch.Tensor
     ) -> torch.Tensor:
         return residual.add_(self.linear(x, weight).float())
+
+    def norm_add(self, x: torch.Tensor, norm: NormWeight, residual: torch.Tensor) -> torch.Tensor:
+        return residual.add_(self._wide_norm(x.float(), norm))
 
     def moe(self, x: torch.Tensor, norm: NormWeight, experts: ExpertsWeight) -> torch.Tensor:
         normed = self.rms_norm(x, norm)
@@ -206,14 +216,22 @@ class TorchBackend:
         return self._kernels[shape]
 
     def logits(
-        self, x: torch.Tensor, norm: NormWeight, head: AnyLinear, batch: TorchBatch
+        self,
+        x: torch.Tensor,
+        norm: NormWeight,
+        head: AnyLinear,
+        batch: TorchBatch,
+        soft_cap: float | None = None,
     ) -> torch.Tensor:
         """As the protocol says; [logits, vocabulary] float32."""
         if batch.logit_tokens.numel() == 0:
             return torch.empty((0, 0), dtype=torch.float32, device=self.device)
         normed = self.rms_norm(x.index_select(0, batch.logit_tokens), norm)
         product, heights = head.product(wide=True)
-        return tiled_product(product, normed, heights)
+        logits = tiled_product(product, normed, heights)
+        if soft_cap is not None:
+            cap_softly(logits, soft_cap)
+        return logits
 
     def pooled_states(self, x: torch.Tensor, norm: NormWeight, batch: TorchBatch) -> torch.Tensor:
         """As the protocol says; [pooled, width] float32."""
@@ -224,6 +242,15 @@ class TorchBackend:
 
     def sample(self, logits: torch.Tensor, inputs: SampleInputs) -> SampleOutputs:
         return sample(logits, inputs)
+
+
+def _negated_exponent(gate: torch.Tensor, activation: ActivationName) -> torch.Tensor:
+    """The e for which the activation is `gate / (1 + exp(e))`."""
+    if activation == "silu":
+        return -gate
+    # 1 + tanh u = 2 / (1 + exp(-2 u))
+    inner = gate * gate * gate * GELU_CUBIC + gate
+    return inner.mul_(-2.0 * GELU_SCALE)
 
 
 def _inverse_rms(x: torch.Tensor, epsilon: float) -> torch.Tensor:

@@ -33,10 +33,13 @@ class ProductKey(NamedTuple):
 
 
 class EmbeddingWeight:
-    """The table of a token embedding."""
+    """The table of a token embedding, and what its rows are multiplied by."""
 
-    def __init__(self, num_embeddings: int, width: int, like: torch.Tensor) -> None:
+    def __init__(
+        self, num_embeddings: int, width: int, like: torch.Tensor, scale: float = 1.0
+    ) -> None:
         self.table = like.new_zeros((num_embeddings, width))
+        self.scale = scale
         self.tied: TiedLinearWeight | None = None
 
     @property
@@ -54,11 +57,12 @@ class EmbeddingWeight:
 
 
 class NormWeight:
-    """Weight, in float32, and epsilon of an RMS norm."""
+    """Weight with its offset, in float32, and epsilon of an RMS norm."""
 
-    def __init__(self, width: int, epsilon: float, like: torch.Tensor) -> None:
+    def __init__(self, width: int, epsilon: float, like: torch.Tensor, offset: float = 0.0) -> None:
         self.weight = like.new_zeros(width, dtype=torch.float32)
         self.epsilon = epsilon
+        self._offset = offset
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -70,6 +74,7 @@ class NormWeight:
 
     def load(self, part: str, tensor: torch.Tensor) -> None:
         _copy_part(self, part, tensor, self.weight)
+        self.weight += self._offset
 
 
 class SinksWeight:

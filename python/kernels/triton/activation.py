@@ -1,6 +1,9 @@
-"""The activation of a gated MLP: `silu(gate) * up` of `[gate | up]`."""
+"""The activation of a gated MLP: `act(gate) * up` of `[gate | up]`."""
 
 from __future__ import annotations
+
+import math
+from typing import get_args
 
 import torch
 import triton
@@ -19,6 +22,9 @@ from trunkline.kernels.triton.launch import (
 BLOCK = 1024  # columns of one program without scales
 SCALED_BLOCK = 4096  # columns of one pass over a row that gets a scale
 ELEMENTS_PER_WARP = 256
+# gelu by tanh is 0.5 x (1 + tanh(scale * (x + cubic * x^3))).
+GELU_SCALE = tl.constexpr(math.sqrt(2.0 / math.pi))
+GELU_CUBIC = tl.constexpr(0.044715)
 
 
 def gate_up(
@@ -32,13 +38,12 @@ def gate_up(
 
     Args:
         x: [n, 2 * width], any float dtype, rows contiguous: gates, then ups.
-        activation: "silu".
+        activation: of the gates.
         out: [n, width].
         scales: [n] float32, exactly when `out` is fp8: `out * scales` is the result.
     """
     num_rows, width = out.shape
-    if activation != "silu":
-        raise ValueError(f"activation {activation!r} is not known; known: 'silu'")
+    check_activation(activation)
     if x.shape != (num_rows, 2 * width) or x.stride(1) != 1 or out.stride(1) != 1:
         raise ValueError(
             f"x is {tuple(x.shape)}, out {tuple(out.shape)}: x must be twice as wide, and the rows "
@@ -55,6 +60,7 @@ def gate_up(
             out,
             x.stride(0),
             out.stride(0),
+            ACTIVATION=activation,
             WIDTH=width,
             BLOCK=block,
             num_warps=_num_warps(block),
@@ -67,10 +73,22 @@ def gate_up(
             scales,
             x.stride(0),
             out.stride(0),
+            ACTIVATION=activation,
             WIDTH=width,
             BLOCK=block,
             num_warps=_num_warps(block),
         )
+
+
+def check_activation(activation: str) -> None:
+    """Refuse what `gated_product` does not know.
+
+    Raises:
+        ValueError: the activation is not one of the vocabulary's.
+    """
+    known = get_args(ActivationName)
+    if activation not in known:
+        raise ValueError(f"activation {activation!r} is not known; known: {', '.join(known)}")
 
 
 def _num_warps(block: int) -> int:
@@ -78,26 +96,38 @@ def _num_warps(block: int) -> int:
 
 
 @triton.jit
-def silu_product(gate, up, dtype: tl.constexpr):
-    """`silu(gate)`, rounded to `dtype`, times `up`; all float32."""
-    return narrow(gate / (1.0 + tl.exp(-gate)), dtype).to(tl.float32) * up
+def gated_product(gate, up, dtype: tl.constexpr, ACTIVATION: tl.constexpr):
+    """`act(gate)`, rounded to `dtype`, times `up`; all float32."""
+    if ACTIVATION == "silu":
+        exponent = -gate
+    else:
+        # 1 + tanh u = 2 / (1 + exp(-2 u)); the cube soon takes exp beyond float32.
+        exponent = (gate + gate * gate * gate * GELU_CUBIC) * (-2.0 * GELU_SCALE)
+        exponent = tl.minimum(exponent, 80.0)
+    return narrow(gate / (1.0 + tl.exp(exponent)), dtype).to(tl.float32) * up
 
 
 @triton.jit
-def _load_product(row_pointer, columns, WIDTH: tl.constexpr):
+def _load_product(row_pointer, columns, ACTIVATION: tl.constexpr, WIDTH: tl.constexpr):
     inside = columns < WIDTH
     gate = tl.load(row_pointer + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(row_pointer + WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
-    return silu_product(gate, up, row_pointer.dtype.element_ty)
+    return gated_product(gate, up, row_pointer.dtype.element_ty, ACTIVATION)
 
 
 @triton.jit
 def _gate_up_kernel(
-    x_pointer, out_pointer, x_stride, out_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+    x_pointer,
+    out_pointer,
+    x_stride,
+    out_stride,
+    ACTIVATION: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    product = _load_product(x_pointer + row * x_stride, columns, WIDTH)
+    product = _load_product(x_pointer + row * x_stride, columns, ACTIVATION, WIDTH)
     outs = out_pointer + row * out_stride + columns
     tl.store(outs, narrow(product, out_pointer.dtype.element_ty), mask=columns < WIDTH)
 
@@ -109,6 +139,7 @@ def _scaled_gate_up_kernel(
     scales_pointer,
     x_stride,
     out_stride,
+    ACTIVATION: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -116,14 +147,14 @@ def _scaled_gate_up_kernel(
     largest = tl.zeros([BLOCK], tl.float32)
     for start in range(0, WIDTH, BLOCK):
         columns = start + tl.arange(0, BLOCK)
-        product = _load_product(x_pointer + row * x_stride, columns, WIDTH)
+        product = _load_product(x_pointer + row * x_stride, columns, ACTIVATION, WIDTH)
         largest = tl.maximum(largest, tl.abs(product))
     scale = tl.maximum(tl.max(largest, axis=0) / FP8_MAX, FP8_LEAST_SCALE)
     tl.store(scales_pointer + row, scale)
     # The row is in the cache now: computing it again is cheaper than keeping it.
     for start in range(0, WIDTH, BLOCK):
         columns = start + tl.arange(0, BLOCK)
-        product = _load_product(x_pointer + row * x_stride, columns, WIDTH)
+        product = _load_product(x_pointer + row * x_stride, columns, ACTIVATION, WIDTH)
         scaled = tl.clamp(product / scale, -FP8_MAX, FP8_MAX)
         outs = out_pointer + row * out_stride + columns
         tl.store(outs, narrow(scaled, out_pointer.dtype.element_ty), mask=columns < WIDTH)

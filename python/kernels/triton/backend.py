@@ -29,9 +29,10 @@ from trunkline.kernels.triton.batch import DeviceBatch
 from trunkline.kernels.triton.experts import ExpertsHandle
 from trunkline.kernels.triton.linears import Linears
 from trunkline.kernels.triton.moe import mixture
-from trunkline.kernels.triton.norm import add_rms_norm, rms_norm
+from trunkline.kernels.triton.norm import PostNorm, add_normed, add_rms_norm, rms_norm
 from trunkline.kernels.triton.program import DeviceProgram
 from trunkline.kernels.triton.rotary import rotate_and_write
+from trunkline.kernels.triton.soft_cap import cap_softly
 from trunkline.kernels.triton.weights import (
     AnyLinear,
     EmbeddingWeight,
@@ -54,12 +55,15 @@ class Residual:
 
     value: torch.Tensor  # [tokens, width] float32
     delta: torch.Tensor | None = None
+    post_norm: PostNorm | None = None  # that `delta` goes through first
 
     def settled(self) -> torch.Tensor:
         """The sum, in place."""
-        if self.delta is not None:
+        if self.delta is not None and self.post_norm is not None:
+            add_normed(self.delta, self.value, self.post_norm)
+        elif self.delta is not None:
             self.value.add_(self.delta)
-            self.delta = None
+        self.delta = None
         return self.value
 
 
@@ -92,12 +96,14 @@ class TritonBackend:
         self._linears = Linears(self._like, options)
         self.attention = create_attention(device, dtype, self.kv_dtype, options)
 
-    def create_embedding(self, num_embeddings: int, width: int) -> EmbeddingWeight:
+    def create_embedding(
+        self, num_embeddings: int, width: int, scale: float = 1.0
+    ) -> EmbeddingWeight:
         self.vocab_size = num_embeddings
-        return EmbeddingWeight(num_embeddings, width, self._like)
+        return EmbeddingWeight(num_embeddings, width, self._like, scale)
 
-    def create_norm(self, width: int, epsilon: float) -> NormWeight:
-        return NormWeight(width, epsilon, self._like)
+    def create_norm(self, width: int, epsilon: float, offset: float = 0.0) -> NormWeight:
+        return NormWeight(width, epsilon, self._like, offset)
 
     def create_linear(self, spec: LinearSpec) -> LinearWeight:
         return self._linears.create(spec)
@@ -120,14 +126,16 @@ class TritonBackend:
         return DeviceProgram(forward, self, sizes)
 
     def embed(self, weight: EmbeddingWeight, batch: DeviceBatch) -> Residual:
-        return Residual(weight.table.index_select(0, batch.token_ids).float())
+        rows = weight.table.index_select(0, batch.token_ids).float()
+        return Residual(rows if weight.scale == 1.0 else rows.mul_(weight.scale))
 
     def rms_norm(self, x: Residual, norm: NormWeight) -> torch.Tensor:
         out = torch.empty(x.value.shape, dtype=self.dtype, device=self.device)
         if x.delta is None:
             rms_norm(x.value, norm.weight, norm.epsilon, out)
         else:
-            add_rms_norm(x.delta, x.value, norm.weight, norm.epsilon, out)
+            weight, epsilon = norm.weight, norm.epsilon
+            add_rms_norm(x.delta, x.value, weight, epsilon, out, post_norm=x.post_norm)
             x.delta = None
         return out
 
@@ -144,6 +152,9 @@ class TritonBackend:
 
     def linear_add(self, x: torch.Tensor, weight: AnyLinear, residual: Residual) -> Residual:
         return Residual(residual.settled(), self.linear(x, weight))
+
+    def norm_add(self, x: torch.Tensor, norm: NormWeight, residual: Residual) -> Residual:
+        return Residual(residual.settled(), x, PostNorm(norm.weight, norm.epsilon))
 
     def moe(self, x: Residual, norm: NormWeight, experts: ExpertsHandle) -> Residual:
         normed = self.rms_norm(x, norm)
@@ -180,7 +191,12 @@ class TritonBackend:
         return out.view(batch.num_tokens, -1)
 
     def logits(
-        self, x: Residual, norm: NormWeight, head: AnyLinear, batch: DeviceBatch
+        self,
+        x: Residual,
+        norm: NormWeight,
+        head: AnyLinear,
+        batch: DeviceBatch,
+        soft_cap: float | None = None,
     ) -> torch.Tensor:
         """As the protocol says; [logits, vocabulary] float32."""
         if batch.logit_tokens is None:
@@ -189,7 +205,10 @@ class TritonBackend:
             shape = (batch.logit_tokens.shape[0], x.value.shape[1])
             normed = torch.empty(shape, dtype=self.dtype, device=self.device)
             rms_norm(x.settled(), norm.weight, norm.epsilon, normed, rows=batch.logit_tokens)
-        return self._linears.wide_product(normed, head, batch.logits_out)
+        logits = self._linears.wide_product(normed, head, batch.logits_out)
+        if soft_cap is not None:
+            cap_softly(logits, soft_cap)
+        return logits
 
     def pooled_states(self, x: Residual, norm: NormWeight, batch: DeviceBatch) -> torch.Tensor:
         """As the protocol says; [pooled, width] float32."""

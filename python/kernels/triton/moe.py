@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from trunkline.kernels.interface import ActivationName
-from trunkline.kernels.triton.activation import silu_product
+from trunkline.kernels.triton.activation import check_activation, gated_product
 from trunkline.kernels.triton.fp8 import quantize_rows
 from trunkline.kernels.triton.launch import FP8, ceil_div, check_fp8, narrow, next_power_of_2
 from trunkline.kernels.triton.matmul import MatmulConfig, add_product, load_tile
@@ -126,11 +126,10 @@ def expert_gate_up(
         x_scales: [T] float32, exactly when `x` is fp8.
         weights: of the experts.
         order: of the pairs.
-        activation: "silu".
+        activation: of the gates.
         out: [pairs, I] contiguous, not fp8.
     """
-    if activation != "silu":
-        raise ValueError(f"activation {activation!r} is not known; known: 'silu'")
+    check_activation(activation)
     _, double, hidden = weights.gate_up.shape
     _check(x, weights.gate_up, out, (order, x_scales, weights.gate_up_scales))
     if order.num_pairs == 0:
@@ -152,6 +151,7 @@ def expert_gate_up(
         order.block_experts,
         order.num_pairs,
         x.stride(0),
+        ACTIVATION=activation,
         TOP_K=order.num_pairs // x.shape[0],
         N=out.shape[1],
         K=hidden,
@@ -291,6 +291,7 @@ def _gate_up_kernel(
     block_experts_pointer,
     num_pairs,
     x_stride,
+    ACTIVATION: tl.constexpr,
     TOP_K: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -332,7 +333,7 @@ def _gate_up_kernel(
     up = _scaled(up, x_scales_pointer, tokens, rows_inside, scales, columns, columns_inside)
     dtype: tl.constexpr = out_pointer.dtype.element_ty
     gate = narrow(gate, dtype).to(tl.float32)
-    product = silu_product(gate, narrow(up, dtype).to(tl.float32), dtype)
+    product = gated_product(gate, narrow(up, dtype).to(tl.float32), dtype, ACTIVATION)
     outs = (out_pointer + pairs * N)[:, None] + columns[None, :]
     tl.store(outs, narrow(product, dtype), mask=rows_inside[:, None] & columns_inside[None, :])
 

@@ -13,10 +13,13 @@ from trunkline.kernels.triton.launch import FP8
 
 
 class EmbeddingWeight:
-    """The table of a token embedding, [vocabulary, width] in the model's dtype."""
+    """The table of a token embedding, [vocabulary, width] in the model's dtype, and a factor."""
 
-    def __init__(self, num_embeddings: int, width: int, like: torch.Tensor) -> None:
+    def __init__(
+        self, num_embeddings: int, width: int, like: torch.Tensor, scale: float = 1.0
+    ) -> None:
         self.table = like.new_zeros((num_embeddings, width))
+        self.scale = scale
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -31,11 +34,12 @@ class EmbeddingWeight:
 
 
 class NormWeight:
-    """Weight, in float32, and epsilon of an RMS norm."""
+    """Weight with its offset, in float32, and epsilon of an RMS norm."""
 
-    def __init__(self, width: int, epsilon: float, like: torch.Tensor) -> None:
+    def __init__(self, width: int, epsilon: float, like: torch.Tensor, offset: float = 0.0) -> None:
         self.weight = like.new_zeros(width, dtype=torch.float32)
         self.epsilon = epsilon
+        self._offset = offset
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -47,6 +51,7 @@ class NormWeight:
 
     def load(self, part: str, tensor: torch.Tensor) -> None:
         _copy_part(self.shapes, part, tensor, self.weight)
+        self.weight += self._offset
 
 
 class SinksWeight:

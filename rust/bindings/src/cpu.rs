@@ -104,12 +104,14 @@ impl CpuModel {
         self.with(|weights| Ok(weights.num_threads()))
     }
 
-    fn add_embedding(&self, num_rows: usize, width: usize) -> Result<usize, Error> {
-        self.with(|weights| Ok(weights.add_embedding(num_rows, width)))
+    #[pyo3(signature = (num_rows, width, scale=1.0))]
+    fn add_embedding(&self, num_rows: usize, width: usize, scale: f32) -> Result<usize, Error> {
+        self.with(|weights| Ok(weights.add_embedding(num_rows, width, scale)))
     }
 
-    fn add_norm(&self, width: usize, epsilon: f32) -> Result<usize, Error> {
-        self.with(|weights| Ok(weights.add_norm(width, epsilon)))
+    #[pyo3(signature = (width, epsilon, offset=0.0))]
+    fn add_norm(&self, width: usize, epsilon: f32, offset: f32) -> Result<usize, Error> {
+        self.with(|weights| Ok(weights.add_norm(width, epsilon, offset)))
     }
 
     fn add_sinks(&self, num_heads: usize) -> Result<usize, Error> {
@@ -197,7 +199,7 @@ impl CpuModel {
         &self,
         buffers: Vec<(String, usize)>,
         operations: Vec<Record>,
-        head: (usize, usize, usize),
+        head: (usize, usize, usize, Option<usize>),
         kv: (usize, usize, usize, usize, usize),
         limits: (usize, usize),
     ) -> Result<(), Error> {

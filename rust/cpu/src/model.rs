@@ -55,23 +55,24 @@ impl Weights {
         self.pool.num_threads()
     }
 
-    /// Add a token embedding; its number. Stored in blocks, it is the weight of a linear.
-    pub fn add_embedding(&mut self, num_rows: usize, width: usize) -> usize {
+    /// Add a token embedding whose rows are multiplied by `scale` when they are looked up; its number.
+    /// Stored in blocks, it is the weight of a linear.
+    pub fn add_embedding(&mut self, num_rows: usize, width: usize, scale: f32) -> usize {
         let element = self.kernels.element;
         let embedding = match self.storage {
-            Storage::Dense => Embedding::new(&self.slabs, element, num_rows, width),
+            Storage::Dense => Embedding::new(&self.slabs, element, (num_rows, width), scale),
             Storage::Blocks => {
                 let linear = self.add_linear(width, &[num_rows], false);
-                Embedding { num_rows, width, table: Table::Linear(linear) }
+                Embedding { num_rows, width, scale, table: Table::Linear(linear) }
             }
         };
         self.embeddings.push(embedding);
         self.embeddings.len() - 1
     }
 
-    /// Add an RMS norm; its number.
-    pub fn add_norm(&mut self, width: usize, epsilon: f32) -> usize {
-        self.norms.push(Norm::new(self.kernels.element, width, epsilon));
+    /// Add an RMS norm, which multiplies by its weight plus `offset`; its number.
+    pub fn add_norm(&mut self, width: usize, epsilon: f32, offset: f32) -> usize {
+        self.norms.push(Norm::new(self.kernels.element, width, epsilon, offset));
         self.norms.len() - 1
     }
 

@@ -6,10 +6,10 @@ use std::sync::Mutex;
 use crate::attention_step::{AttendPlan, AttendRow, rotate_chunk};
 use crate::error::CpuError;
 use crate::kernels::attention::{AttendContext, MAX_QUERIES, Scratch, partial_stride, query_scale};
-use crate::kernels::linear::Epilogue;
+use crate::kernels::linear::{Epilogue, GatedRows};
 use crate::kernels::quantise::{QuantiseTask, quantised_words};
 use crate::kernels::rotate::{HeadShape, Layer, RotateTask};
-use crate::kernels::rows::{EmbedTask, FiniteTask, RowChange, RowsTask, embed_outputs};
+use crate::kernels::rows::{Activation, EmbedTask, FiniteTask, RowChange, RowsTask, embed_outputs};
 use crate::kv::KvPool;
 use crate::memory::{Region, Rows};
 use crate::model::{Weights, missing};
@@ -36,8 +36,8 @@ pub(crate) enum Output {
     Store(usize),
     /// Added to a wide buffer.
     Add(usize),
-    /// `silu(first half) * second half`, stored in an operand buffer.
-    Gated(usize),
+    /// `act(first half) * second half`, stored in an operand buffer.
+    Gated(usize, Activation),
 }
 
 /// One layer's attention.
@@ -102,11 +102,22 @@ pub(crate) enum Operation {
         /// Quantised buffer.
         to: usize,
     },
-    /// `silu(first half) * second half`, rounded.
+    /// `act(first half) * second half`, rounded.
     Gated {
         /// Wide buffer.
         from: usize,
         /// Operand buffer of half its width.
+        to: usize,
+        /// Of the first half.
+        activation: Activation,
+    },
+    /// RMS norm, added to another buffer.
+    NormAdd {
+        /// Wide buffer.
+        from: usize,
+        /// Norm.
+        norm: usize,
+        /// Another wide buffer.
         to: usize,
     },
     /// A packed linear.
@@ -131,6 +142,8 @@ pub(crate) struct Head {
     pub(crate) norm: usize,
     /// Linear over the vocabulary.
     pub(crate) linear: usize,
+    /// Limit that logits approach.
+    pub(crate) soft_cap: Option<f32>,
 }
 
 /// A step's tokens, as the operations need them.
@@ -178,6 +191,7 @@ impl Program {
         let width = check.wide(head.hidden)?;
         check.linear(head.linear, width, check.storage(head.linear)?)?;
         check.norm(head.norm, check.wide(head.hidden)?)?;
+        check_soft_cap(head.soft_cap)?;
         let scratch = (0..weights.num_threads()).map(|_| Mutex::new(Scratch::new())).collect();
         Ok(Program {
             buffers,
@@ -236,15 +250,16 @@ impl Program {
             match self.operations[index] {
                 Operation::Embed { table, to } => {
                     let output = self.rows(weights, to);
-                    let Embedding { width, table, .. } = &weights.embeddings[table];
+                    let Embedding { width, scale, table, .. } = &weights.embeddings[table];
+                    let (width, scale) = (*width, *scale);
                     let tokens = &step.token_ids;
                     match table {
                         Table::Rows(table) => {
-                            let task = EmbedTask { table, tokens, width: *width, output };
+                            let task = EmbedTask { table, tokens, width, scale, output };
                             weights.kernels.embed(&task);
                         }
                         Table::Linear(linear) => {
-                            embed_outputs(&weights.linears[*linear], tokens, output);
+                            embed_outputs(&weights.linears[*linear], tokens, scale, output);
                         }
                     }
                 }
@@ -264,14 +279,22 @@ impl Program {
                     };
                     run_quantise(&weights.pool, weights.kernels, &task);
                 }
-                Operation::Gated { from, to } => {
-                    self.change_rows(weights, (from, to), 0..num_tokens, RowChange::Gated);
+                Operation::Gated { from, to, activation } => {
+                    let change = RowChange::Gated(activation);
+                    self.change_rows(weights, (from, to), 0..num_tokens, change);
+                }
+                Operation::NormAdd { from, norm, to } => {
+                    let change = RowChange::NormAdd(&weights.norms[norm]);
+                    self.change_rows(weights, (from, to), 0..num_tokens, change);
                 }
                 Operation::Linear { from, weight, output } => {
                     let epilogue = match output {
                         Output::Store(to) => Epilogue::Store(self.rows(weights, to)),
                         Output::Add(to) => Epilogue::Add(self.rows(weights, to)),
-                        Output::Gated(to) => Epilogue::Gated(self.rows(weights, to)),
+                        Output::Gated(to, activation) => {
+                            let rows = self.rows(weights, to);
+                            Epilogue::Gated(GatedRows { rows, activation })
+                        }
                     };
                     let weight = &weights.linears[weight];
                     let matrices = (self.rows(weights, from), epilogue);
@@ -445,6 +468,13 @@ fn fits(what: &str, actual: usize, expected: usize) -> Result<(), CpuError> {
     Err(CpuError::invalid(format!("{what} is {actual}, not {expected}")))
 }
 
+fn check_soft_cap(cap: Option<f32>) -> Result<(), CpuError> {
+    if cap.is_none_or(|cap| cap > 0.0 && cap.is_finite()) {
+        return Ok(());
+    }
+    Err(CpuError::invalid("a soft cap must be above 0"))
+}
+
 impl Check<'_> {
     fn wide(&self, buffer: usize) -> Result<usize, CpuError> {
         match self.buffers.get(buffer) {
@@ -510,7 +540,14 @@ impl Check<'_> {
             Operation::Quantise { from, to } => {
                 fits("the output's width", self.quantised(to)?, self.operand(from)?)
             }
-            Operation::Gated { from, to } => {
+            Operation::NormAdd { from, norm, to } => {
+                if from == to {
+                    return Err(CpuError::invalid("a buffer is normed and added to"));
+                }
+                self.norm(norm, self.wide(from)?)?;
+                fits("the output's width", self.wide(to)?, self.wide(from)?)
+            }
+            Operation::Gated { from, to, .. } => {
                 fits("twice the output's width", 2 * self.operand(to)?, self.wide(from)?)
             }
             Operation::Linear { from, weight, output } => {
@@ -524,7 +561,7 @@ impl Check<'_> {
                     Output::Store(to) | Output::Add(to) => {
                         fits("the output's width", self.wide(to)?, width)
                     }
-                    Output::Gated(to) => {
+                    Output::Gated(to, _) => {
                         if !self.weights.linears[weight].halves_are_panels() {
                             return Err(CpuError::invalid("gate and up share a panel"));
                         }
@@ -548,9 +585,7 @@ impl Check<'_> {
                  {MAX_QUERIES} for each; use the torch backend"
             )));
         }
-        if attend.soft_cap.is_some_and(|cap| !(cap > 0.0 && cap.is_finite())) {
-            return Err(CpuError::invalid("a soft cap must be above 0"));
-        }
+        check_soft_cap(attend.soft_cap)?;
         if let Some(sinks) = attend.sinks {
             let sinks = self.weights.sinks.get(sinks).ok_or_else(|| missing("sinks", sinks))?;
             fits("the number of sinks", sinks.scores().len(), num_heads)?;

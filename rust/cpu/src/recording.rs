@@ -1,6 +1,7 @@
 //! Programs as plain data, as the bindings receive them.
 
 use crate::error::CpuError;
+use crate::kernels::rows::Activation;
 use crate::program::{Attend, Buffer, Head, Operation, Output};
 
 /// A name and its numbers; None is "no such thing".
@@ -9,15 +10,16 @@ pub type Record = (String, Vec<Option<usize>>);
 /// A recorded program.
 ///
 /// Buffers are `("wide", "operand" or "quantised", width)`; operations a name and the numbers of
-/// weights and buffers in the order of the fields of `Operation`, and floats as the bits of a float32.
+/// weights and buffers in the order in which `operation` reads them, with activations as 0 (silu) or 1
+/// (gelu by tanh) and floats as the bits of a float32.
 #[derive(Clone, Debug)]
 pub struct Recording {
     /// Buffers by number.
     pub buffers: Vec<(String, usize)>,
     /// Operations in their order.
     pub operations: Vec<Record>,
-    /// Buffer of the hidden states, norm and linear of the head.
-    pub head: (usize, usize, usize),
+    /// Buffer of the hidden states, norm and linear of the head; the soft cap of its logits.
+    pub head: (usize, usize, usize, Option<usize>),
 }
 
 impl Recording {
@@ -29,11 +31,11 @@ impl Recording {
             _ => Err(CpuError::invalid(format!("a program has no {kind:?} buffers"))),
         });
         let operations = self.operations.iter().map(operation);
-        let (hidden, norm, linear) = self.head;
+        let (hidden, norm, linear, soft_cap) = self.head;
         Ok((
             buffers.collect::<Result<_, _>>()?,
             operations.collect::<Result<_, _>>()?,
-            Head { hidden, norm, linear },
+            Head { hidden, norm, linear, soft_cap: soft_cap.map(float) },
         ))
     }
 }
@@ -42,21 +44,34 @@ fn float(bits: usize) -> f32 {
     f32::from_bits(bits as u32)
 }
 
+fn activation(kind: usize) -> Result<Activation, CpuError> {
+    match kind {
+        0 => Ok(Activation::Silu),
+        1 => Ok(Activation::GeluTanh),
+        _ => Err(CpuError::invalid(format!("a program has no activation {kind}"))),
+    }
+}
+
 fn operation((name, numbers): &Record) -> Result<Operation, CpuError> {
     match (name.as_str(), numbers.as_slice()) {
         ("embed", &[Some(table), Some(to)]) => Ok(Operation::Embed { table, to }),
         ("norm", &[Some(from), Some(norm), Some(to)]) => Ok(Operation::Norm { from, norm, to }),
         ("round", &[Some(from), Some(to)]) => Ok(Operation::Round { from, to }),
         ("quantise", &[Some(from), Some(to)]) => Ok(Operation::Quantise { from, to }),
-        ("gated", &[Some(from), Some(to)]) => Ok(Operation::Gated { from, to }),
+        ("norm_add", &[Some(from), Some(norm), Some(to)]) => {
+            Ok(Operation::NormAdd { from, norm, to })
+        }
+        ("gated", &[Some(from), Some(kind), Some(to)]) => {
+            Ok(Operation::Gated { from, to, activation: activation(kind)? })
+        }
         ("linear", &[Some(from), Some(weight), Some(to)]) => {
             Ok(Operation::Linear { from, weight, output: Output::Store(to) })
         }
         ("linear_add", &[Some(from), Some(weight), Some(to)]) => {
             Ok(Operation::Linear { from, weight, output: Output::Add(to) })
         }
-        ("linear_gated", &[Some(from), Some(weight), Some(to)]) => {
-            Ok(Operation::Linear { from, weight, output: Output::Gated(to) })
+        ("linear_gated", &[Some(from), Some(weight), Some(kind), Some(to)]) => {
+            Ok(Operation::Linear { from, weight, output: Output::Gated(to, activation(kind)?) })
         }
         (
             "attend",

@@ -49,6 +49,8 @@ pub(crate) struct Sampler<'a> {
     pub(crate) plan: &'a Plan<'a>,
     pub(crate) masks: Option<&'a [u32]>,
     pub(crate) vocab_size: usize,
+    /// Limit that logits approach.
+    pub(crate) soft_cap: Option<f32>,
 }
 
 /// What is known of one logit position.
@@ -105,6 +107,9 @@ impl Sampler<'_> {
             let matrices = (inputs, Epilogue::Store(logits));
             let (pool, kernels) = (&self.weights.pool, self.weights.kernels);
             run_linear(pool, kernels, self.head, matrices, 0..chunk.len());
+            if let Some(cap) = self.soft_cap {
+                self.cap_softly(logits, chunk.len(), cap);
+            }
             let values: Vec<&[f32]> =
                 scratch.logits.as_floats().chunks_exact(self.vocab_size).collect();
             let mut found = self.scan(chunk.clone(), &values);
@@ -127,6 +132,18 @@ impl Sampler<'_> {
             positions.extend(found);
         }
         self.outcome(&drawn, logprobs, &positions)
+    }
+
+    fn cap_softly(&self, logits: Rows<f32>, num_rows: usize, cap: f32) {
+        let segments = self.vocab_size.div_ceil(SEGMENT);
+        self.weights.pool.run(num_rows * segments, |task, _| {
+            let first = task % segments * SEGMENT;
+            let count = SEGMENT.min(self.vocab_size - first);
+            let start = logits.row(task / segments).wrapping_add(first);
+            // SAFETY: the segment is a part of its row, and this task's alone.
+            let segment = unsafe { std::slice::from_raw_parts_mut(start, count) };
+            self.weights.kernels.soft_cap(segment, cap);
+        });
     }
 
     fn outcome(&self, drawn: &[Drawn], logprobs: Vec<f32>, positions: &[Position]) -> Outcome {

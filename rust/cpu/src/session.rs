@@ -178,6 +178,7 @@ impl Session {
             plan: &plan,
             masks: masks.as_deref(),
             vocab_size: self.vocab_size,
+            soft_cap: self.program.head.soft_cap,
         };
         sampler.check()?;
         let outcome = sampler.run(self.logit_input.rows(stride), &mut self.logits);

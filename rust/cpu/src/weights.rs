@@ -102,6 +102,8 @@ fn set_element(element: Element, row: &mut [u32], index: usize, value: f32) {
 pub struct Embedding {
     pub(crate) num_rows: usize,
     pub(crate) width: usize,
+    /// Of every element that is looked up.
+    pub(crate) scale: f32,
     pub(crate) table: Table,
 }
 
@@ -121,10 +123,16 @@ pub(crate) struct TableRows {
 }
 
 impl Embedding {
-    pub(crate) fn new(slabs: &Slabs, element: Element, num_rows: usize, width: usize) -> Embedding {
+    pub(crate) fn new(
+        slabs: &Slabs,
+        element: Element,
+        (num_rows, width): (usize, usize),
+        scale: f32,
+    ) -> Embedding {
         let row_words = width.next_multiple_of(crate::simd::LANES) / element.per_word();
         let words = slabs.allocate(num_rows * row_words);
-        Embedding { num_rows, width, table: Table::Rows(TableRows { element, row_words, words }) }
+        let table = Table::Rows(TableRows { element, row_words, words });
+        Embedding { num_rows, width, scale, table }
     }
 
     /// The linear whose weight is the table, if it is stored in blocks.
@@ -174,16 +182,17 @@ impl TableRows {
 
 /// Weight and epsilon of an RMS norm.
 pub struct Norm {
-    pub(crate) weight: Vec<f32>, // whole vectors, zero beyond the width
+    pub(crate) weight: Vec<f32>, // with the offset; whole vectors, zero beyond the width
     pub(crate) width: usize,
     pub(crate) epsilon: f32,
+    offset: f32,
     element: Element,
 }
 
 impl Norm {
-    pub(crate) fn new(element: Element, width: usize, epsilon: f32) -> Norm {
+    pub(crate) fn new(element: Element, width: usize, epsilon: f32, offset: f32) -> Norm {
         let weight = vec![0.0; width.next_multiple_of(crate::simd::LANES)];
-        Norm { weight, width, epsilon, element }
+        Norm { weight, width, epsilon, offset, element }
     }
 
     /// Bytes of the weight.
@@ -199,7 +208,7 @@ impl Norm {
         output.extend(row.iter().zip(&self.weight).map(|(&x, &weight)| x * scale * weight));
     }
 
-    /// Take the weight, rounded as the model's dtype says.
+    /// Take the weight, rounded as the model's dtype says, and add the offset in float32.
     ///
     /// # Errors
     /// The tensor has another size.
@@ -207,10 +216,11 @@ impl Norm {
         source.check(self.width)?;
         for (index, weight) in self.weight.iter_mut().take(self.width).enumerate() {
             let value = source.get(index);
-            *weight = match self.element {
+            let rounded = match self.element {
                 Element::F32 => value,
                 Element::Bf16 => f32::from_bits(u32::from(crate::simd::bf16_from_f32(value)) << 16),
             };
+            *weight = rounded + self.offset;
         }
         Ok(())
     }
@@ -221,7 +231,7 @@ pub struct Sinks(Norm);
 
 impl Sinks {
     pub(crate) fn new(element: Element, num_heads: usize) -> Sinks {
-        Sinks(Norm::new(element, num_heads, 0.0))
+        Sinks(Norm::new(element, num_heads, 0.0, 0.0))
     }
 
     /// By head.

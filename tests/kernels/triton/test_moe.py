@@ -119,6 +119,18 @@ def check_mixture(
     torch.testing.assert_close(residual.double(), expected, rtol=tolerance, atol=tolerance)
 
 
+def test_mixture_of_experts_with_gelu(guards: Guards) -> None:
+    weights = some_weights(guards, torch.float32)
+    x = guards.full(torch.randn(5, HIDDEN))
+    order = expert_order(torch.tensor([[0], [2], [0], [1], [2]], dtype=torch.int32), EXPERTS, 16)
+    out = guards.empty((5, WIDTH), torch.float32)
+    moe.expert_gate_up(x, None, weights, order, "gelu_tanh", out)
+    for token, expert in enumerate((0, 2, 0, 1, 2)):
+        gate, up = (x[token].double() @ weights.gate_up[expert].double().T).chunk(2)
+        expected = F.gelu(gate, approximate="tanh") * up
+        torch.testing.assert_close(out[token].double(), expected, rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize(
     ("dtype", "renormalise", "tokens", "deterministic"),
     [
@@ -237,7 +249,7 @@ def test_what_does_not_fit_is_refused(guards: Guards) -> None:
     out = torch.empty(pairs, WIDTH)
     with pytest.raises(ValueError, match="dtype and last dimension"):
         moe.expert_gate_up(torch.zeros(2, HIDDEN).bfloat16(), None, weights, order, "silu", out)
-    with pytest.raises(ValueError, match="known: 'silu'"):
+    with pytest.raises(ValueError, match="known: silu, gelu_tanh"):
         moe.expert_gate_up(torch.zeros(2, HIDDEN), None, weights, order, "relu", out)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="rows for 6 pairs"):
         moe.expert_down(torch.zeros(5, WIDTH), None, weights, order, torch.empty(5, HIDDEN))

@@ -5,7 +5,13 @@ import torch
 from tests.kernels.triton.guards import Guards
 
 from trunkline.kernels.triton.launch import FP8
-from trunkline.kernels.triton.norm import MAX_WIDTH, add_rms_norm, rms_norm
+from trunkline.kernels.triton.norm import (
+    MAX_WIDTH,
+    PostNorm,
+    add_normed,
+    add_rms_norm,
+    rms_norm,
+)
 
 EPSILON = 1e-5
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -70,6 +76,23 @@ def test_add_rms_norm_is_an_addition_and_a_norm(
     assert_close(outs[0], expected_norm(total, weight), scales[0])
 
 
+@pytest.mark.parametrize("width", [48, 576])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_what_is_added_may_be_normed(guards: Guards, width: int, dtype: torch.dtype) -> None:
+    x = make(guards, 4, width, dtype)
+    residuals = [make(guards, 4, width, torch.float32)]
+    residuals.append(guards.full(residuals[0].clone()))
+    weight = guards.full(torch.randn(width))
+    post_norm = PostNorm(guards.full(torch.randn(width)), EPSILON)
+    total = residuals[0].double() + expected_norm(x, post_norm.weight)
+    out = guards.empty((4, width), dtype)
+    add_rms_norm(x, residuals[0], weight, EPSILON, out, post_norm=post_norm)
+    torch.testing.assert_close(residuals[0].double(), total, rtol=1e-6, atol=1e-6)
+    assert_close(out, expected_norm(residuals[0], weight), None)
+    add_normed(x, residuals[1], post_norm)
+    assert torch.equal(residuals[0], residuals[1])
+
+
 def test_only_the_wanted_rows(guards: Guards) -> None:
     x = make(guards, 6, 64, torch.float32)[:, :48]  # rows further apart than they are wide
     weight = guards.full(torch.randn(48))
@@ -105,3 +128,9 @@ def test_what_does_not_fit_is_refused() -> None:
         rms_norm(torch.zeros(8, 2).t(), weight, EPSILON, x)
     with pytest.raises(ValueError, match="residual is"):
         add_rms_norm(x, torch.zeros(3, 8), weight, EPSILON, x)
+    with pytest.raises(ValueError, match="its norm's weight 9"):
+        add_normed(x, x, PostNorm(torch.ones(9), EPSILON))
+    with pytest.raises(ValueError, match=f"at most {MAX_WIDTH}"):
+        add_normed(torch.zeros(1, 40000), x, PostNorm(weight, EPSILON))
+    with pytest.raises(ValueError, match="rows of x must be contiguous"):
+        add_normed(torch.zeros(8, 2).t(), x, PostNorm(weight, EPSILON))

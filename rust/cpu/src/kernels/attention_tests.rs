@@ -292,7 +292,7 @@ fn attention_agrees_with_float64() {
             (Some(40), 16, false, None, true),
             (Some(7), 5, true, Some(0.7), true),
         ] {
-            let mut norm = Norm::new(kernels.element, HEADS.head_dim, 1e-5);
+            let mut norm = Norm::new(kernels.element, HEADS.head_dim, 1e-5, 0.0);
             let weight: Vec<f32> = (0..HEADS.head_dim).map(|_| bf16(random.normal())).collect();
             norm.load(Source::new(Element::F32, &bytes(&weight))).unwrap();
             let sinks: Vec<f32> = (0..HEADS.num_heads).map(|_| 3.0 * random.normal()).collect();

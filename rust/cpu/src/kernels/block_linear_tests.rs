@@ -7,11 +7,11 @@ use half::f16;
 
 use crate::blocks::{BLOCK, Block, BlockKind, BlockSource};
 use crate::kernels::Kernels;
-use crate::kernels::linear::{Epilogue, LinearTask};
+use crate::kernels::linear::{Epilogue, GatedRows, LinearTask};
 use crate::kernels::quantise::{
     EIGHT_BIT_ZERO, FOUR_BIT_ZERO, OPERAND_BLOCK_WORDS, QuantiseTask, SCALE, SUM, quantised_words,
 };
-use crate::kernels::rows::{RowChange, RowsTask, embed_outputs};
+use crate::kernels::rows::{Activation, RowChange, RowsTask, embed_outputs};
 use crate::memory::{Region, Slabs};
 use crate::packed_linear::{PackedLinear, Storage};
 use crate::simd::bf16_from_f32;
@@ -230,7 +230,7 @@ fn gated_products_equal_their_parts() {
                 rows: 0..9,
                 input_row: None,
                 width: 96,
-                change: RowChange::Gated,
+                change: RowChange::Gated(Activation::GeluTanh),
             });
             for height in [1, 2, 9] {
                 let mut out = Region::new(9 * stride);
@@ -238,7 +238,10 @@ fn gated_products_equal_their_parts() {
                     kernels.linear(&LinearTask {
                         input: x.rows(quantised_words(64)),
                         weight: &weight.linear,
-                        epilogue: Epilogue::Gated(out.rows(stride)),
+                        epilogue: Epilogue::Gated(GatedRows {
+                            rows: out.rows(stride),
+                            activation: Activation::GeluTanh,
+                        }),
                         panels: 0..weight.linear.panels.len() / 2,
                         rows: start..(start + height).min(9),
                     });
@@ -321,7 +324,7 @@ fn outputs_are_read_back_as_they_were_stored() {
         let outputs = weight.linear.out_features;
         let tokens: Vec<u32> = (0..outputs as u32).collect();
         let mut out = Region::new((outputs + 2) * k);
-        embed_outputs(&weight.linear, &tokens, inner_rows(&mut out, k, outputs));
+        embed_outputs(&weight.linear, &tokens, 1.0, inner_rows(&mut out, k, outputs));
         for (output, row) in out.as_floats()[k..(outputs + 1) * k].chunks_exact(k).enumerate() {
             let kind = weight.part_of[output];
             let format = kind.map_or(crate::blocks::BlockFormat::INT8, BlockKind::format);

@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use super::block_linear::{self, Ahead, Columns, Operand};
+use super::rows::{Activation, gated};
 use crate::memory::Rows;
 use crate::packed_linear::{PANEL, PackedLinear, PanelColumns, PanelFormat};
 use crate::simd::{Kernel, LANES, Simd, Vector, store_prefix};
@@ -19,8 +20,15 @@ pub(crate) enum Epilogue {
     Store(Rows<f32>),
     /// `out += product + bias`.
     Add(Rows<f32>),
-    /// `out = silu(gate) * up`, where the weight's panels are those of gate, then those of up.
-    Gated(Rows<u32>),
+    /// `out = act(gate) * up`, where the weight's panels are those of gate, then those of up.
+    Gated(GatedRows),
+}
+
+/// Where gated products go, and what gates them.
+#[derive(Clone, Copy)]
+pub(crate) struct GatedRows {
+    pub(crate) rows: Rows<u32>,
+    pub(crate) activation: Activation,
 }
 
 /// Some rows and panels of a linear; with `Gated`, panels are counted among those of gate. The input
@@ -335,21 +343,21 @@ fn finish<K: Kernel>(
     }
 }
 
-/// Store `silu(gate) * up`; lanes beyond the width are zero, as both are.
+/// Store `act(gate) * up`; lanes beyond the width are zero, as both are.
 #[inline(always)]
 fn store_gated<K: Kernel>(
     k: K,
-    (task, out): (&LinearTask<'_>, Rows<u32>),
+    (task, out): (&LinearTask<'_>, GatedRows),
     panel: usize,
     (row, vector): (usize, usize),
     [gate, up]: [Vector<K>; 2],
 ) {
     let PanelColumns { start, width } = task.weight.panels[panel];
     if vector * LANES < width {
-        let value = k.simd().mul(super::rows::silu(k.simd(), gate), up);
+        let value = gated(k.simd(), out.activation, gate, up);
         // SAFETY: operand rows are whole vectors; a panel starts at a multiple of 64 columns.
         unsafe {
-            let at = out.row(row).add((start + vector * LANES) / K::PER_WORD);
+            let at = out.rows.row(row).add((start + vector * LANES) / K::PER_WORD);
             k.store_elements(at, value);
         }
     }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::kernels::Kernels;
-use crate::kernels::linear::{Epilogue, LinearTask};
-use crate::kernels::rows::{RowChange, RowsTask};
+use crate::kernels::linear::{Epilogue, GatedRows, LinearTask};
+use crate::kernels::rows::{Activation, RowChange, RowsTask};
 use crate::memory::{Region, Slabs};
 use crate::packed_linear::{PANEL, PackedLinear, Storage};
 use crate::testing::{Random, bf16, bytes, every_kernel};
@@ -123,7 +123,10 @@ fn bits_do_not_depend_on_the_number_of_rows() {
 
 #[test]
 fn gated_products_equal_their_parts() {
-    for kernels in every_kernel() {
+    let activations = [Activation::Silu, Activation::GeluTanh];
+    for (kernels, activation) in
+        every_kernel().into_iter().flat_map(|k| activations.map(|a| (k, a)))
+    {
         let mut case = case(kernels, 64, &[96, 96], 9);
         assert!(case.weight.halves_are_panels());
         let mut plain = Region::new(9 * 192);
@@ -139,7 +142,7 @@ fn gated_products_equal_their_parts() {
             rows: 0..9,
             input_row: None,
             width: 96,
-            change: RowChange::Gated,
+            change: RowChange::Gated(activation),
         });
         for height in [1, 2, 9] {
             let mut out = Region::new(9 * stride);
@@ -147,7 +150,7 @@ fn gated_products_equal_their_parts() {
                 kernels.linear(&LinearTask {
                     input: case.x.rows(case.x_stride),
                     weight: &case.weight,
-                    epilogue: Epilogue::Gated(out.rows(stride)),
+                    epilogue: Epilogue::Gated(GatedRows { rows: out.rows(stride), activation }),
                     panels: 0..case.weight.panels.len() / 2,
                     rows: start..(start + height).min(9),
                 });

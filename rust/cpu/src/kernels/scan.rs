@@ -1,7 +1,7 @@
 //! Scans of a row of logits: the best, sums of exponentials, the best with Gumbel noise.
 
 use crate::sampling::{MAX_NOISE, Noise, gumbel, philox};
-use crate::simd::{Kernel, LANES, Simd, exp};
+use crate::simd::{Kernel, LANES, Simd, exp, load_prefix, store_prefix};
 
 /// Philox blocks computed side by side.
 const BLOCKS: usize = 16;
@@ -54,6 +54,25 @@ pub(crate) fn extent<K: Kernel>(k: K, row: &[f32], first: usize) -> Extent {
     }
     let at = row.iter().position(|&x| x == best).unwrap_or(0);
     Extent { best: (first + at) as u32, highest: best, finite }
+}
+
+/// `x = cap * tanh(x / cap)`; NaN stays NaN.
+#[inline(always)]
+pub(crate) fn soft_cap<K: Kernel>(k: K, row: &mut [f32], cap: f32) {
+    let s = k.simd();
+    let (one, two) = (s.splat(1.0), s.splat(2.0));
+    let (factor, cap) = (s.splat(2.0 / cap), s.splat(cap));
+    for at in (0..row.len()).step_by(LANES) {
+        let count = LANES.min(row.len() - at);
+        // SAFETY: `count` values from `at` on are the row's.
+        unsafe {
+            let from = row.as_mut_ptr().add(at);
+            let power = exp(s, s.mul(load_prefix(s, from, count), factor));
+            // tanh x = 1 - 2 / (e^2x + 1)
+            let tangent = s.sub(one, s.div(two, s.add(power, one)));
+            store_prefix(s, from, s.mul(tangent, cap), count);
+        }
+    }
 }
 
 /// Sum of `e^(x - highest)` in a fixed order.
@@ -247,6 +266,31 @@ mod tests {
                 let narrow = f64::from(kernels.exp_sum(&row, 0.0));
                 assert!((narrow - expected).abs() <= 1e-5 * expected, "{narrow} {expected}");
             }
+        }
+    }
+
+    #[test]
+    fn soft_caps_agree_with_the_library_wherever_a_row_is_cut() {
+        let mut random = Random::new(3);
+        for kernels in every_kernel() {
+            for len in [1, 16, 63, 1003] {
+                let row: Vec<f32> = (0..len).map(|_| random.normal() * 40.0).collect();
+                let mut capped = row.clone();
+                kernels.soft_cap(&mut capped, 30.0);
+                for (&x, &value) in row.iter().zip(&capped) {
+                    let expected = 30.0 * (f64::from(x) / 30.0).tanh();
+                    assert!((f64::from(value) - expected).abs() < 1e-5, "{x}: {value} {expected}");
+                }
+                let mut parts = row.clone();
+                for part in parts.chunks_mut(21) {
+                    kernels.soft_cap(part, 30.0);
+                }
+                assert_eq!(parts, capped);
+            }
+            let mut row = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e30, -1e30, 0.0];
+            kernels.soft_cap(&mut row, 30.0);
+            assert!(row[0].is_nan());
+            assert_eq!(row[1..], [30.0, -30.0, 30.0, -30.0, 0.0]);
         }
     }
 

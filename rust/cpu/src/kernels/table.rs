@@ -30,6 +30,7 @@ pub(crate) struct Kernels {
     merge: MergeFunction,
     extent: unsafe fn(&[f32], usize) -> Extent,
     exp_sum: unsafe fn(&[f32], f32) -> f32,
+    soft_cap: unsafe fn(&mut [f32], f32),
     scale: unsafe fn(&mut [f32], f32, f32),
     sum_of_exp: unsafe fn(&[f32]) -> f64,
     noisy_best: unsafe fn(&NoiseTask<'_>) -> u32,
@@ -97,6 +98,10 @@ macro_rules! table {
                 crate::kernels::scan::exp_sum(kernel(), row, highest)
             }
             $(#[target_feature(enable = $feature)])?
+            unsafe fn soft_cap(row: &mut [f32], cap: f32) {
+                crate::kernels::scan::soft_cap(kernel(), row, cap);
+            }
+            $(#[target_feature(enable = $feature)])?
             unsafe fn scale(row: &mut [f32], highest: f32, temperature: f32) {
                 crate::kernels::scan::scale(row, highest, temperature);
             }
@@ -130,6 +135,7 @@ macro_rules! table {
                 merge,
                 extent,
                 exp_sum,
+                soft_cap,
                 scale,
                 sum_of_exp,
                 noisy_best,
@@ -259,6 +265,11 @@ impl Kernels {
     pub(crate) fn exp_sum(self, row: &[f32], highest: f32) -> f32 {
         // SAFETY: `new` has checked the instructions.
         unsafe { (self.exp_sum)(row, highest) }
+    }
+
+    pub(crate) fn soft_cap(self, row: &mut [f32], cap: f32) {
+        // SAFETY: `new` has checked the instructions.
+        unsafe { (self.soft_cap)(row, cap) };
     }
 
     pub(crate) fn scale(self, row: &mut [f32], highest: f32, temperature: f32) {
