@@ -75,6 +75,20 @@ MISTRAL = """\
     {%- endif %}
 {%- endfor %}
 """
+GEMMA2 = """\
+{{ bos_token }}
+{%- if messages[0]['role'] == 'system' %}
+    {{- raise_exception('System role not supported') }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('Conversation roles must alternate user/assistant/...') }}
+    {%- endif %}
+    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
+    {{- '<start_of_turn>' + role + '\\n' + message['content'] | trim + '<end_of_turn>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif -%}
+"""
 PARTS = """\
 {%- for message in messages -%}
 <{{ message.role }}>
@@ -95,6 +109,7 @@ TEMPLATES = {
     "chatml": CHATML,
     "llama3": LLAMA3,
     "mistral": MISTRAL,
+    "gemma2": GEMMA2,
     "parts": PARTS,
     "controls": CONTROLS,
 }

@@ -96,6 +96,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_experts": 6,
         "num_experts_per_tok": 2,
     },
+    "gemma2": {
+        "architectures": ["Gemma2ForCausalLM"],
+        "model_type": "gemma2",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "head_dim": 32,
+        "query_pre_attn_scalar": 20,
+        "sliding_window": 24,
+        "attn_logit_softcapping": 1.5,
+        "final_logit_softcapping": 2.5,
+        "tie_word_embeddings": True,
+    },
 }
 
 
@@ -129,7 +140,7 @@ class TinyCheckpoint:
         for name, shape in expected_tensors(config).items():
             noise = torch.randn(shape, generator=generator)
             if name.endswith("norm.weight"):
-                values = 1 + 0.1 * noise
+                values = 1 - config.norm_offset + 0.1 * noise
             elif name.endswith(".bias"):
                 values = 0.1 * noise
             else:

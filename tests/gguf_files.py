@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,13 @@ import tokenizers
 import torch
 from tests.checkpoints import CHAT_TEMPLATE, SPECIAL_TOKENS, TinyCheckpoint, tiny_tokenizer
 
-ARCHITECTURES = {"llama": "llama", "llama3": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+ARCHITECTURES = {
+    "llama": "llama",
+    "llama3": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma2": "gemma2",
+}
 NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -30,6 +36,11 @@ NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+}
+GEMMA2_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
 }
 
 
@@ -53,7 +64,16 @@ class TinyGguf:
     def source(self) -> TinyCheckpoint:
         """The same model as a Hugging Face checkpoint."""
         config = {"intermediate_size": 128} | dict(self.config)
-        return TinyCheckpoint(family=self.family, config=config, seed=self.seed)
+        tiny = TinyCheckpoint(family=self.family, config=config, seed=self.seed)
+        if not self.is_gemma2:
+            return tiny
+        # Files do not say it: queries are scaled by the head's size.
+        scalar = {"query_pre_attn_scalar": tiny.config_values["head_dim"]}
+        return replace(tiny, config=config | scalar)
+
+    @property
+    def is_gemma2(self) -> bool:
+        return ARCHITECTURES[self.family] == "gemma2"
 
     def write(
         self,
@@ -74,7 +94,7 @@ class TinyGguf:
             _add(writer, key, value)
         expected = {}
         for name, tensor in self.source.tensors().items():
-            if gguf_name(name) != leave_out:
+            if self.gguf_name(name) != leave_out:
                 expected[name] = self._add_tensor(writer, name, tensor.numpy())
         for name, values in (extra or {}).items():
             writer.add_tensor(name, values)
@@ -88,15 +108,21 @@ class TinyGguf:
         self, writer: gguf.GGUFWriter, name: str, values: np.ndarray[Any, Any]
     ) -> torch.Tensor:
         kind = gguf.GGMLQuantizationType[self.kind if values.ndim == 2 else "F32"]
-        stored = gguf_name(name)
+        stored = self.gguf_name(name)
+        offset = 1 if self.is_gemma2 and stored.endswith("norm.weight") else 0
         permuted = ARCHITECTURES[self.family] == "llama" and (
             ".attn_q." in stored or ".attn_k." in stored
         )
+        values = values + np.float32(offset) if offset else values
         ordered = permute(values, self.head_dim) if permuted else values
         data = ordered if kind == gguf.GGMLQuantizationType.F32 else gguf.quantize(ordered, kind)
         writer.add_tensor(stored, data, raw_dtype=kind)
         back = values if kind == gguf.GGMLQuantizationType.F32 else gguf.quantize(values, kind)
-        return torch.from_numpy(gguf.dequantize(back, kind).copy())
+        return torch.from_numpy(gguf.dequantize(back, kind).copy()) - offset
+
+    def gguf_name(self, name: str) -> str:
+        """Hugging Face's tensor name in this architecture's spelling."""
+        return gguf_name(name, NAMES | GEMMA2_NAMES if self.is_gemma2 else NAMES)
 
     @property
     def head_dim(self) -> int:
@@ -123,6 +149,12 @@ class TinyGguf:
             "rope.dimension_count": self.head_dim,
             "vocab_size": values["vocab_size"],
         }
+        if self.is_gemma2:
+            own |= {
+                "attn_logit_softcapping": values["attn_logit_softcapping"],
+                "final_logit_softcapping": values["final_logit_softcapping"],
+                "attention.sliding_window": values["sliding_window"],
+            }
         merged = {f"{prefix}.{key}": value for key, value in own.items()}
         merged["general.architecture"] = prefix
         merged |= tokenizer_metadata(self.tokenizer, self.pre, values["vocab_size"])
@@ -161,13 +193,13 @@ def merges_of(tokenizer: tokenizers.Tokenizer) -> list[str]:
     return [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, names: Mapping[str, str] = NAMES) -> str:
     """Hugging Face's tensor name in GGUF's spelling."""
     stem, _, kind = name.rpartition(".")
-    if stem in NAMES:
-        return f"{NAMES[stem]}.{kind}"
+    if stem in names:
+        return f"{names[stem]}.{kind}"
     _, _, layer, part = stem.split(".", 3)
-    return f"blk.{layer}.{NAMES[part]}.{kind}"
+    return f"blk.{layer}.{names[part]}.{kind}"
 
 
 def permute(values: np.ndarray[Any, Any], head_dim: int) -> np.ndarray[Any, Any]:

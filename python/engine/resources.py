@@ -67,7 +67,7 @@ def weight_bytes(
     linears = 0
     for layer in range(config.num_layers):
         linears += 2 * hidden * heads
-        others += 2 * hidden
+        others += (4 if config.post_norms else 2) * hidden
         experts = config.experts_of(layer)
         if experts is None:
             linears += 3 * hidden * config.intermediate_size

@@ -87,8 +87,17 @@ def test_directories(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_1"])
 @pytest.mark.parametrize("family", sorted(set(ARCHITECTURES) - {"llama3"}))
 def test_gguf_files(tmp_path: Path, family: str, kind: str) -> None:
-    # transformers does not read the head size of GGUF's qwen3: it must be the family's default
-    config = {"head_dim": 128} if family == "qwen3" else {}
+    # What transformers does not read must be the family's default: the head size of qwen3, and the
+    # caps of gemma2 and what it scales queries by, which is the head size.
+    defaults: dict[str, dict[str, Any]] = {
+        "qwen3": {"head_dim": 128},
+        "gemma2": {
+            "head_dim": 256,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+    }
+    config = defaults.get(family, {})
     path = tmp_path / "tiny.gguf"
     TinyGguf(family=family, kind=kind, config=config).write(path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)

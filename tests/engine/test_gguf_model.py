@@ -20,6 +20,7 @@ from trunkline.engine.config import ModelOptions
 from trunkline.engine.weights import open_checkpoint
 from trunkline.engine.weights.config_json import parse_config
 from trunkline.engine.weights.default_model import default_model_path
+from trunkline.engine.weights.gguf_config import config_values
 from trunkline.engine.weights.gguf_file import GgufFile
 
 
@@ -57,7 +58,8 @@ def test_config_is_that_of_the_same_model_in_hugging_face_format(
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("family", "kind"), [("llama", "Q8_0"), ("qwen2", "F16"), ("qwen3", "Q4_1")]
+    ("family", "kind"),
+    [("llama", "Q8_0"), ("qwen2", "F16"), ("qwen3", "Q4_1"), ("gemma2", "Q8_0")],
 )
 def test_agrees_with_transformers(tmp_path: Path, family: str, kind: str) -> None:
     # transformers does not read the head size of GGUF's qwen3: it must be the family's default
@@ -70,6 +72,34 @@ def test_agrees_with_transformers(tmp_path: Path, family: str, kind: str) -> Non
     state = model.state_dict()
     for name, tensor in checkpoint.tensors():
         assert torch.equal(state[name], tensor), name
+
+
+@pytest.mark.parametrize(("layers", "scalar"), [(26, 256), (42, 256), (46, 144)])
+def test_what_gemma2_files_leave_out(tmp_path: Path, layers: int, scalar: int) -> None:
+    """27B is the one whose queries are not scaled by the size of a head."""
+    metadata = {
+        "gemma2.block_count": layers,
+        "gemma2.embedding_length": 4608,
+        "gemma2.attention.head_count": 32,
+        "gemma2.attention.key_length": 256,
+        "gemma2.attention.value_length": 256,
+        "gemma2.rope.dimension_count": None,
+        "gemma2.attn_logit_softcapping": None,
+        "gemma2.final_logit_softcapping": None,
+        "gemma2.attention.sliding_window": None,
+    }
+    TinyGguf(family="gemma2", metadata=metadata).write(tmp_path / "tiny.gguf")
+    values = config_values(GgufFile(tmp_path / "tiny.gguf"))
+    assert values["query_pre_attn_scalar"] == scalar
+    assert (values["attn_logit_softcapping"], values["final_logit_softcapping"]) == (50.0, 30.0)
+    assert parse_config(values, "tiny.gguf").sliding_window == 4096
+
+
+def test_the_sentencepiece_tokenizer_of_gemma2_files_is_refused(tmp_path: Path) -> None:
+    metadata = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default"}
+    checkpoint = open_tiny(tmp_path / "tiny.gguf", TinyGguf(family="gemma2", metadata=metadata))
+    with pytest.raises(CheckpointError, match=r"kind 'llama' is not supported.*--tokenizer-path"):
+        _ = checkpoint.tokenizer
 
 
 def write_llama3_factors(tiny: TinyGguf, path: Path) -> torch.Tensor:

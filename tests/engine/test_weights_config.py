@@ -165,6 +165,77 @@ def test_layer_types_say_where_the_window_is() -> None:
     assert (config.sliding_window, config.sliding_layers) == (8, (True, False, True))
 
 
+# What the published files of Gemma-2 say of the architecture, and that they leave the rest out.
+GEMMA2_2B: dict[str, Any] = {
+    "architectures": ["Gemma2ForCausalLM"],
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 4,
+    "vocab_size": 256000,
+}
+
+
+def test_gemma2_has_its_defaults() -> None:
+    config = parse_config(GEMMA2_2B, "config.json")
+    spelt_out = {
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+    }
+    assert parse_config(GEMMA2_2B | spelt_out, "config.json") == config
+    assert (config.attention_soft_cap, config.logit_soft_cap) == (50.0, 30.0)
+    assert (config.attention_scale, config.embedding_scale) == (1 / 16, 48.0)
+    assert (config.norm_offset, config.post_norms, config.hidden_act) == (1.0, True, "gelu_tanh")
+    assert (config.sliding_window, config.head_dim) == (4096, 256)
+    assert config.sliding_layers == (True, False) * 13
+    assert config.tie_word_embeddings
+    assert config.rms_norm_eps == 1e-6
+
+
+def test_gemma2_without_caps_and_with_another_scale() -> None:
+    changes = {
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "query_pre_attn_scalar": 144,
+        "tie_word_embeddings": False,
+    }
+    config = parse_config(GEMMA2_2B | changes, "config.json")
+    assert (config.attention_soft_cap, config.logit_soft_cap) == (None, None)
+    assert config.attention_scale == 1 / 12
+    assert not config.tie_word_embeddings
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"attn_logit_softcapping": 0}, "attn_logit_softcapping = 0.* above 0, or null"),
+        ({"final_logit_softcapping": -3.0}, "final_logit_softcapping = -3.0.* above 0, or null"),
+        ({"final_logit_softcapping": "30"}, "final_logit_softcapping = '30'.*a number"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar = 0.* above 0"),
+        ({"hidden_activation": "relu"}, "hidden_activation = 'relu'.*silu, gelu_pytorch_tanh"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention = True.* false"),
+    ],
+)
+def test_what_gemma2_cannot_be_is_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        parse("gemma2", **values)
+
+
+def test_caps_are_no_other_familys() -> None:
+    config = parse("llama", attn_logit_softcapping=5.0, final_logit_softcapping=5.0)
+    assert (config.attention_soft_cap, config.logit_soft_cap) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

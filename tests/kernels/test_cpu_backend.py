@@ -47,7 +47,7 @@ def test_float32_generates_what_the_reference_generates(family: str) -> None:
         np.testing.assert_allclose(left.logprobs, right.logprobs, atol=2e-4)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral-window"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral-window", "gemma2"])
 def test_bfloat16_is_as_close_to_float32_as_rounding_allows(family: str) -> None:
     """Teacher-forced: prompts end in what float32 generated."""
     checkpoint = memory_checkpoint(family)
@@ -66,11 +66,13 @@ def test_bfloat16_is_as_close_to_float32_as_rounding_allows(family: str) -> None
     assert errors["cpu"] < 1.2 * errors["torch"] + 0.01, errors
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("llama", "float32"), ("llama", "bfloat16"), ("gemma2", "bfloat16")]
+)
 def test_bits_do_not_depend_on_batch_chunks_or_threads(
-    dtype: str, monkeypatch: pytest.MonkeyPatch
+    family: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint = memory_checkpoint("llama")
+    checkpoint = memory_checkpoint(family)
     runs = []
     for threads in (1, 2, 3):
         monkeypatch.setenv(THREADS_VARIABLE, str(threads))
@@ -85,12 +87,13 @@ def test_bits_do_not_depend_on_batch_chunks_or_threads(
         assert run == alone
 
 
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
 @pytest.mark.parametrize("isa", ISAS)
-def test_every_instruction_set(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_instruction_set(isa: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if isa not in cpu_isas():
         pytest.skip(f"not run: this processor does not have {isa}")
     monkeypatch.setenv(ISA_VARIABLE, isa)
-    checkpoint = memory_checkpoint("qwen3")
+    checkpoint = memory_checkpoint(family)
     runner = tiny_runner(checkpoint, backend="cpu")
     assert isinstance(runner.backend, CpuBackend)
     assert runner.backend.isa == isa

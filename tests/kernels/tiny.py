@@ -46,6 +46,15 @@ EXPERTS = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 24,
 }
+# Both caps are about as large as what they bound.
+GEMMA2 = {
+    "head_dim": 16,
+    "sliding_window": 37,
+    "query_pre_attn_scalar": 24,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0,
+    "tie_word_embeddings": True,
+}
 MIXED_LAYERS = ["full_attention", "sliding_attention", "sliding_attention"]
 
 
@@ -118,6 +127,22 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "Qwen3Moe",
         {**EXPERTS, "mlp_only_layers": [2], "decoder_sparse_step": 1},
         moe_changes(False, (True, True, False)),
+    ),
+    "gemma2": (
+        "Gemma2",
+        GEMMA2,
+        {
+            "head_dim": 16,
+            "sliding_window": 37,
+            "sliding_layers": (True, False, True),
+            "hidden_act": "gelu_tanh",
+            "norm_offset": 1.0,
+            "post_norms": True,
+            "embedding_scale": 48**0.5,
+            "attention_scale": 24**-0.5,
+            "attention_soft_cap": 2.0,
+            "logit_soft_cap": 3.0,
+        },
     ),
 }
 DENSE_FAMILIES = tuple(name for name in FAMILIES if not name.startswith("qwen3-moe"))

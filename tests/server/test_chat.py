@@ -1,4 +1,5 @@
 import pytest
+from tests.chat_templates import GEMMA2
 from tests.server.fake_engine import EOS, FakeEngine
 from tests.server.live import MODEL, Live
 from tests.server.sse import events, texts
@@ -198,6 +199,18 @@ def test_nulls_and_bookkeeping_change_nothing(live: Live):
 def test_caches_are_kept_apart_by_salt(live: Live):
     live.chat(cache_salt="a")
     assert live.engine.submitted[-1].namespace != ""
+
+
+def test_a_template_that_takes_no_system_message():
+    with Live(template=GEMMA2) as live:
+        user = {"role": "user", "content": "hi"}
+        assert live.chat(messages=[user]).status_code == 200
+        response = live.chat(messages=[{"role": "system", "content": "Be kind"}, user])
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["message"] == "System role not supported"
+        assert error["param"] == "messages"
+        assert error["type"] == "invalid_request_error"
 
 
 def test_a_model_without_a_template():

@@ -64,7 +64,13 @@ class DecoderConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    hidden_act: str = "silu"
+    hidden_act: str = "silu"  # as the kernels call it
+    norm_offset: float = 0.0  # norms multiply by weight + offset
+    post_norms: bool = False  # what attention and MLP yield is normed before it is added
+    embedding_scale: float = 1.0  # of embedded tokens, once it is rounded to the dtype in use
+    attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
+    attention_soft_cap: float | None = None
+    logit_soft_cap: float | None = None
     sliding_window: int | None = None
     sliding_layers: tuple[bool, ...] = ()  # empty: every layer where sliding_window is set
     experts: ExpertsConfig | None = None

@@ -4,6 +4,8 @@ x = embedding[tokens]
 per layer:  x += o(attention(qkv(norm(x))));  x += mlp(norm(x))
 mlp(y) = down(act(gate(y)) * up(y)), or the weighted sum of a token's experts, which are the same
 logits = head(norm(x))
+
+With post norms a layer is  x += norm(o(attention(...)));  x += norm(mlp(norm(x))).
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import get_args
+
+import torch
 
 from trunkline.engine.models.config import DecoderConfig
 from trunkline.engine.models.rotary import rotary_spec
@@ -50,8 +54,10 @@ class DecoderLayer:
     query_key_value: Weight
     attention: AttentionSpec
     attention_output: Weight
+    attention_post_norm: Weight | None
     mlp_norm: Weight
     mlp: DenseMlp | SparseMlp
+    mlp_post_norm: Weight | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +86,15 @@ class Decoder:
         Raises:
             ValueError: the config asks for something that no backend has.
         """
-        if config.hidden_act not in get_args(ActivationName):
-            raise ValueError(
-                f"hidden_act {config.hidden_act!r} of {config.architecture} is not supported; "
-                f"known: {', '.join(get_args(ActivationName))}"
-            )
+        self.activation = _activation(config)
         self.config = config
         self._backend = backend
         self._rotary = backend.create_rotary(rotary_spec(config, num_positions))
-        self.embedding = backend.create_embedding(config.vocab_size, config.hidden_size)
+        # The factor is rounded to the dtype, as these models are used to; its products are not.
+        scale = torch.tensor(config.embedding_scale).to(backend.dtype).item()
+        self.embedding = backend.create_embedding(config.vocab_size, config.hidden_size, scale)
         self.layers = [self._create_layer(index) for index in range(config.num_layers)]
-        self.norm = backend.create_norm(config.hidden_size, config.rms_norm_eps)
+        self.norm = self._norm(config.hidden_size)
         if tied:
             self.head = backend.create_tied_linear(self.embedding)
         else:
@@ -99,9 +103,12 @@ class Decoder:
     def _linear(self, in_features: int, *parts: LinearPart) -> Weight:
         return self._backend.create_linear(LinearSpec(in_features, parts))
 
+    def _norm(self, width: int) -> Weight:
+        return self._backend.create_norm(width, self.config.rms_norm_eps, self.config.norm_offset)
+
     def _create_layer(self, index: int) -> DecoderLayer:
         config = self.config
-        create_norm = self._backend.create_norm
+        hidden = config.hidden_size
         query_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
         slides = config.sliding_layers[index] if config.sliding_layers else True
@@ -112,38 +119,40 @@ class Decoder:
             head_dim=config.head_dim,
             rotary=self._rotary,
             window=config.sliding_window if slides else None,
-            query_norm=create_norm(config.head_dim, config.rms_norm_eps)
-            if config.qk_norm
-            else None,
-            key_norm=create_norm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None,
+            scale=config.attention_scale,
+            soft_cap=config.attention_soft_cap,
+            query_norm=self._norm(config.head_dim) if config.qk_norm else None,
+            key_norm=self._norm(config.head_dim) if config.qk_norm else None,
         )
         return DecoderLayer(
-            attention_norm=create_norm(config.hidden_size, config.rms_norm_eps),
+            attention_norm=self._norm(hidden),
             query_key_value=self._linear(
-                config.hidden_size,
+                hidden,
                 LinearPart("q_proj", query_size, config.qkv_bias),
                 LinearPart("k_proj", kv_size, config.qkv_bias),
                 LinearPart("v_proj", kv_size, config.qkv_bias),
             ),
             attention=attention,
-            attention_output=self._linear(
-                query_size, LinearPart("o_proj", config.hidden_size, config.o_bias)
-            ),
-            mlp_norm=create_norm(config.hidden_size, config.rms_norm_eps),
+            attention_output=self._linear(query_size, LinearPart("o_proj", hidden, config.o_bias)),
+            attention_post_norm=self._norm(hidden) if config.post_norms else None,
+            mlp_norm=self._norm(hidden),
             mlp=self._create_mlp(index),
+            mlp_post_norm=self._norm(hidden) if config.post_norms else None,
         )
 
     def _create_mlp(self, layer: int) -> DenseMlp | SparseMlp:
         config = self.config
         experts = config.experts_of(layer)
         if experts is not None:
+            if config.post_norms:
+                raise ValueError(f"{config.architecture}: post norms of experts are not supported")
             spec = ExpertsSpec(
                 hidden_size=config.hidden_size,
                 width=experts.intermediate_size,
                 num_experts=experts.num_experts,
                 top_k=experts.top_k,
                 renormalise=experts.renormalise,
-                activation="silu",
+                activation=self.activation,
             )
             return SparseMlp(self._backend.create_experts(spec))
         width, bias = config.intermediate_size, config.mlp_bias
@@ -164,7 +173,13 @@ class Decoder:
             if layer.attention.query_norm is not None and layer.attention.key_norm is not None:
                 yield f"{prefix}self_attn.q_norm.", layer.attention.query_norm
                 yield f"{prefix}self_attn.k_norm.", layer.attention.key_norm
-            yield f"{prefix}post_attention_layernorm.", layer.mlp_norm
+            # The name of the one norm between attention and MLP, or of the first of two.
+            if layer.attention_post_norm is not None and layer.mlp_post_norm is not None:
+                yield f"{prefix}post_attention_layernorm.", layer.attention_post_norm
+                yield f"{prefix}pre_feedforward_layernorm.", layer.mlp_norm
+                yield f"{prefix}post_feedforward_layernorm.", layer.mlp_post_norm
+            else:
+                yield f"{prefix}post_attention_layernorm.", layer.mlp_norm
             if isinstance(layer.mlp, SparseMlp):
                 yield f"{prefix}mlp.", layer.mlp.experts
             else:
@@ -180,15 +195,33 @@ class Decoder:
         for layer in self.layers:
             qkv = ops.norm_linear(x, layer.attention_norm, layer.query_key_value)
             attended = ops.attend(qkv, layer.attention, batch)
-            x = ops.linear_add(attended, layer.attention_output, x)
+            x = self._linear_add(attended, layer.attention_output, layer.attention_post_norm, x)
             if isinstance(layer.mlp, SparseMlp):
                 x = ops.moe(x, layer.mlp_norm, layer.mlp.experts)
             else:
                 gate_up = ops.norm_linear(x, layer.mlp_norm, layer.mlp.gate_up)
-                activated = ops.gate_up_activation(gate_up, "silu")
-                x = ops.linear_add(activated, layer.mlp.down, x)
+                activated = ops.gate_up_activation(gate_up, self.activation)
+                x = self._linear_add(activated, layer.mlp.down, layer.mlp_post_norm, x)
         return ForwardResult(
             hidden=x,
-            logits=ops.logits(x, self.norm, self.head, batch),
+            logits=ops.logits(x, self.norm, self.head, batch, self.config.logit_soft_cap),
             pooled_states=ops.pooled_states(x, self.norm, batch),
         )
+
+    def _linear_add(
+        self, x: Activation, weight: Weight, post_norm: Weight | None, residual: Activation
+    ) -> Activation:
+        ops = self._backend
+        if post_norm is None:
+            return ops.linear_add(x, weight, residual)
+        return ops.norm_add(ops.linear(x, weight), post_norm, residual)
+
+
+def _activation(config: DecoderConfig) -> ActivationName:
+    for name in get_args(ActivationName):
+        if config.hidden_act == name:
+            return name  # type: ignore[no-any-return]
+    raise ValueError(
+        f"hidden_act {config.hidden_act!r} of {config.architecture} is not supported; "
+        f"known: {', '.join(get_args(ActivationName))}"
+    )

@@ -33,6 +33,7 @@ MODELS: Mapping[str, ModelFactory] = {
     "Qwen2ForCausalLM": Decoder,
     "Qwen3ForCausalLM": Decoder,
     "Qwen3MoeForCausalLM": Decoder,
+    "Gemma2ForCausalLM": Decoder,
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trunkline.engine.checkpoint import CheckpointError
@@ -12,7 +12,8 @@ from trunkline.engine.models.config import DecoderConfig, ExpertsConfig, RopeCon
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 DTYPES = ("float32", "float16", "bfloat16")
-ACTIVATIONS = ("silu",)
+ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # as the kernels call them
+ATTENTION_CAP, LOGIT_CAP = "attn_logit_softcapping", "final_logit_softcapping"
 MAX_SIZE = 2**31 - 1  # sizes and ids travel as int32
 MAX_LAYERS = 10_000
 
@@ -30,7 +31,16 @@ class _Family:
     sliding_window: int | None = None
     window_needs_flag: bool = False  # sliding_window counts only with use_sliding_window
     window_by_layer: bool = True  # layer_types or max_window_layers say which layers have it
+    window_alternates: bool = False  # without layer_types, every other layer has it, the first too
     experts: bool = False
+    tied: bool = False
+    activation_key: str = "hidden_act"
+    activation: str = "silu"
+    norm_offset: float = 0.0
+    post_norms: bool = False
+    scaled_embedding: bool = False  # by the root of the hidden size
+    query_scalar: int | None = None  # query_pre_attn_scalar counts, and this is its default
+    soft_caps: Mapping[str, float] = field(default_factory=dict)  # keys that count: defaults
 
 
 FAMILIES: Mapping[str, _Family] = {
@@ -55,6 +65,21 @@ FAMILIES: Mapping[str, _Family] = {
         window_needs_flag=True,
         window_by_layer=False,
         experts=True,
+    ),
+    "Gemma2ForCausalLM": _Family(
+        model_type="gemma2",
+        bias_keys=("attention_bias",),
+        head_dim=256,
+        sliding_window=4096,
+        window_alternates=True,
+        tied=True,
+        activation_key="hidden_activation",
+        activation="gelu_pytorch_tanh",
+        norm_offset=1.0,
+        post_norms=True,
+        scaled_embedding=True,
+        query_scalar=256,
+        soft_caps={ATTENTION_CAP: 50.0, LOGIT_CAP: 30.0},
     ),
 }
 
@@ -117,12 +142,18 @@ class _Parser:
             max_position=self._size("max_position_embeddings"),
             dtype=self._dtype(),
             rope=self._rope(),
-            tie_word_embeddings=self._flag("tie_word_embeddings"),
+            tie_word_embeddings=self._flag("tie_word_embeddings", family.tied),
             qkv_bias=family.qkv_bias or attention_bias,
             o_bias=attention_bias,
             mlp_bias=self._has_bias("mlp_bias"),
             qk_norm=family.qk_norm,
-            hidden_act=self._choice("hidden_act", "silu", ACTIVATIONS),
+            hidden_act=self._activation(),
+            norm_offset=family.norm_offset,
+            post_norms=family.post_norms,
+            embedding_scale=math.sqrt(hidden) if family.scaled_embedding else 1.0,
+            attention_scale=self._attention_scale(),
+            attention_soft_cap=self._soft_cap(ATTENTION_CAP),
+            logit_soft_cap=self._soft_cap(LOGIT_CAP),
             sliding_window=window,
             sliding_layers=window_layers,
             experts=self._experts(num_layers) if family.experts else None,
@@ -159,6 +190,35 @@ class _Parser:
                 "none (weights in float32, float16 or bfloat16) and GGUF files",
             )
 
+        if bidirectional := self._values.get("use_bidirectional_attention"):
+            raise self._refusal("use_bidirectional_attention", bidirectional, "false")
+
+    def _activation(self) -> str:
+        key = self._family.activation_key
+        name = self._values.get(key, self._family.activation)
+        if name not in ACTIVATIONS:
+            raise self._refusal(key, name, ", ".join(ACTIVATIONS))
+        return ACTIVATIONS[name]
+
+    def _attention_scale(self) -> float | None:
+        default = self._family.query_scalar
+        if default is None:
+            return None
+        scalar = self._number("query_pre_attn_scalar", default)
+        if not scalar > 0:
+            raise self._refusal("query_pre_attn_scalar", scalar, "numbers above 0")
+        return float(scalar**-0.5)
+
+    def _soft_cap(self, key: str) -> float | None:
+        """A cap, None where the family has none or the file says null."""
+        default = self._family.soft_caps.get(key)
+        if default is None or self._values.get(key, default) is None:
+            return None
+        cap = float(self._number(key, default))
+        if not 0 < cap < math.inf:
+            raise self._refusal(key, cap, "numbers above 0, or null for no cap")
+        return cap
+
     def _has_bias(self, key: str) -> bool:
         return key in self._family.bias_keys and self._flag(key)
 
@@ -186,6 +246,8 @@ class _Parser:
         elif family.window_needs_flag:
             first = self._number("max_window_layers", 28)
             layers = tuple(layer >= first for layer in range(num_layers))
+        elif family.window_alternates:
+            layers = tuple(layer % 2 == 0 for layer in range(num_layers))
         else:
             layers = (True,) * num_layers
         if not any(layers):
@@ -265,17 +327,11 @@ class _Parser:
             raise self._refusal(key, value, "a number")
         return value
 
-    def _flag(self, key: str) -> bool:
+    def _flag(self, key: str, default: bool = False) -> bool:
         value = self._values.get(key)
         if not isinstance(value, bool | None):
             raise self._refusal(key, value, "true or false")
-        return bool(value)
-
-    def _choice(self, key: str, default: str, choices: tuple[str, ...]) -> str:
-        value = self._values.get(key, default)
-        if value not in choices:
-            raise self._refusal(key, value, ", ".join(choices))
-        return str(value)
+        return default if value is None else value
 
     def _refusal(self, key: str, value: object, supported: str) -> CheckpointError:
         return CheckpointError(

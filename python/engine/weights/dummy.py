@@ -16,7 +16,10 @@ STANDARD_DEVIATION = 0.02
 
 
 class DummyWeights:
-    """Implements `WeightSource`: ones for norms, normal noise for all else, the same every time."""
+    """Implements `WeightSource`: norms that multiply by one, normal noise for all else.
+
+    Each tensor is the same every time.
+    """
 
     def __init__(self, config: DecoderConfig) -> None:
         self._config = config
@@ -31,7 +34,7 @@ class DummyWeights:
         generator = torch.Generator().manual_seed(SEED)
         for name, shape in self.shapes().items():
             if name.endswith("norm.weight"):
-                yield name, torch.ones(shape, dtype=dtype)
+                yield name, torch.full(shape, 1.0 - self._config.norm_offset, dtype=dtype)
             else:
                 values = torch.empty(shape).normal_(0, STANDARD_DEVIATION, generator=generator)
                 yield name, values.to(dtype)

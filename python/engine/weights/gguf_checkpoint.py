@@ -20,6 +20,7 @@ from trunkline.engine.weights.gguf_config import (
     frequency_factors,
     hugging_face_name,
     is_permuted,
+    norm_offset,
 )
 from trunkline.engine.weights.gguf_file import GgufFile
 from trunkline.engine.weights.gguf_tokenizer import build_tokenizer
@@ -105,11 +106,12 @@ class GgufWeights:
         """
         self._file = file
         self._head_dim = head_dim
+        self._architecture: str = file.metadata["general.architecture"]
         self._stored_names: dict[str, str] = {}  # by Hugging Face's name
         for name in file.tensors:
             if name == ROPE_FACTORS:
                 continue
-            renamed = hugging_face_name(name)
+            renamed = hugging_face_name(self._architecture, name)
             if renamed is None:
                 raise CheckpointError(
                     f"{file.path} has tensor {name!r}, for which no supported model has a place"
@@ -146,12 +148,14 @@ class GgufWeights:
                 yield name, BlockTensor(tensor.kind.name, tensor.shape, rows)
             else:
                 values = self._file.read(stored)
+                if offset := norm_offset(self._architecture, stored):
+                    values -= offset
                 yield name, torch.from_numpy(self._reordered(stored, values))
             self._file.release(stored)
 
     def _reordered(self, stored: str, rows: Array) -> Array:
         """Rows in Hugging Face's order."""
-        if not is_permuted(self._file.metadata["general.architecture"], stored):
+        if not is_permuted(self._architecture, stored):
             return rows
         # Rows of each head from (pair, half) order back to (half, pair) order.
         pairs = rows.reshape(-1, self._head_dim // 2, 2, *rows.shape[1:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trunkline.engine.checkpoint import CheckpointError, GenerationDefaults
@@ -18,14 +18,28 @@ ROPE_FACTORS = "rope_freqs.weight"  # llama3 scaling: one divisor per inverse fr
 class _Architecture:
     name: str  # Hugging Face's
     # The llama converter interleaves the two halves of each head in q and k.
-    permuted: bool
+    permuted: bool = False
+    # Gemma's converter adds to the weights of norms what its models multiply with besides.
+    norm_offset: float = 0.0
+    part_names: Mapping[str, str] = field(default_factory=dict)  # that differ from the others'
 
 
 ARCHITECTURES: Mapping[str, _Architecture] = {
     "llama": _Architecture("LlamaForCausalLM", permuted=True),
-    "qwen2": _Architecture("Qwen2ForCausalLM", permuted=False),
-    "qwen3": _Architecture("Qwen3ForCausalLM", permuted=False),
+    "qwen2": _Architecture("Qwen2ForCausalLM"),
+    "qwen3": _Architecture("Qwen3ForCausalLM"),
+    "gemma2": _Architecture(
+        "Gemma2ForCausalLM",
+        norm_offset=1.0,
+        part_names={
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_norm": "pre_feedforward_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        },
+    ),
 }
+# Layers of the one Gemma-2 whose queries are scaled by another size than the head's, 27B.
+GEMMA2_27B_LAYERS = 46
 
 _TOP_LEVEL = {
     "token_embd": "model.embed_tokens",
@@ -56,11 +70,12 @@ _SAMPLING = {
 _STOP_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
-def hugging_face_name(name: str) -> str | None:
+def hugging_face_name(architecture: str, name: str) -> str | None:
     """The tensor's name in Hugging Face's spelling, None if there is no such tensor."""
     if match := _LAYER_TENSOR.fullmatch(name):
         layer, part, kind = match.groups()
-        return f"model.layers.{layer}.{_PER_LAYER[part]}.{kind}" if part in _PER_LAYER else None
+        parts = {**_PER_LAYER, **ARCHITECTURES[architecture].part_names}
+        return f"model.layers.{layer}.{parts[part]}.{kind}" if part in parts else None
     part, _, kind = name.rpartition(".")
     return f"{_TOP_LEVEL[part]}.{kind}" if part in _TOP_LEVEL and kind == "weight" else None
 
@@ -70,6 +85,11 @@ def is_permuted(architecture: str, name: str) -> bool:
     match = _LAYER_TENSOR.fullmatch(name)
     permuted = ARCHITECTURES[architecture].permuted
     return permuted and match is not None and match[2] in ("attn_q", "attn_k")
+
+
+def norm_offset(architecture: str, name: str) -> float:
+    """What the converter has added to every element of this GGUF tensor."""
+    return ARCHITECTURES[architecture].norm_offset if name.endswith("norm.weight") else 0.0
 
 
 def config_values(file: GgufFile) -> dict[str, Any]:
@@ -90,6 +110,7 @@ def config_values(file: GgufFile) -> dict[str, Any]:
     architecture = ARCHITECTURES[metadata.architecture].name
     if window and architecture == "LlamaForCausalLM":
         architecture = "MistralForCausalLM"  # the llama with a window
+    is_gemma2 = architecture == "Gemma2ForCausalLM"
     return {
         "architectures": [architecture],
         "vocab_size": _vocab_size(file),
@@ -109,6 +130,24 @@ def config_values(file: GgufFile) -> dict[str, Any]:
         "sliding_window": window or None,
         "use_sliding_window": bool(window),
         "max_window_layers": 0,
+        **(_gemma2(metadata, hidden // heads, head_dim) if is_gemma2 else {}),
+    }
+
+
+def _gemma2(metadata: _Metadata, share: int, head_dim: int) -> dict[str, Any]:
+    """What llama.cpp takes a file for; one that lacks a key has the family's value.
+
+    Args:
+        metadata: of the file.
+        share: of the hidden size, that a head would have if the heads divided it.
+        head_dim: size of a head.
+    """
+    is_27b = metadata.size("block_count") == GEMMA2_27B_LAYERS
+    return {
+        "query_pre_attn_scalar": share if is_27b else head_dim,
+        "attn_logit_softcapping": metadata.get("attn_logit_softcapping", float, 50.0),
+        "final_logit_softcapping": metadata.get("final_logit_softcapping", float, 30.0),
+        "sliding_window": metadata.get("attention.sliding_window", int, 4096),
     }
 
 

@@ -51,7 +51,10 @@ def _layer_tensors(config: DecoderConfig, layer: int) -> dict[str, Shape]:
     if config.qk_norm:
         shapes["self_attn.q_norm.weight"] = (config.head_dim,)
         shapes["self_attn.k_norm.weight"] = (config.head_dim,)
-    shapes["post_attention_layernorm.weight"] = (hidden,)
+    norms = ["post_attention_layernorm"]
+    if config.post_norms:
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    shapes |= {f"{norm}.weight": (hidden,) for norm in norms}
     return shapes
 
 

@@ -116,9 +116,9 @@ def _list_pages() -> None:
 
 
 def launches(traits: DeviceTraits, quick: bool) -> Iterator[Launch]:
-    """A family with norms of queries and keys, one with windows and biases, one with experts."""
+    """Families with norms of queries and keys, windows and biases, experts, caps and post norms."""
     yield Launch("page list", _list_pages)
-    families = ("qwen3",) if quick else ("qwen3", "qwen2-mixed-window", "qwen3-moe")
+    families = ("qwen3",) if quick else ("qwen3", "qwen2-mixed-window", "qwen3-moe", "gemma2")
     modes: tuple[dict[str, Any], ...] = ({}, {"deterministic": True})
     if not quick and traits.capability >= 89:
         modes += ({"kv_dtype": "fp8_e4m3"},)

@@ -77,11 +77,15 @@ def same_bits(left: Sequence, right: Sequence) -> bool:
     return (left.output, left.logprobs, left.tops) == (right.output, right.logprobs, right.tops)
 
 
-def test_prompts_in_chunks_and_decode_steps_in_buckets() -> None:
-    lengths = (3, 20, 1)
+@pytest.mark.parametrize(
+    ("family", "lengths", "chunk"), [("qwen3", (3, 20, 1), 11), ("gemma2", (2, 41), 40)]
+)
+def test_prompts_in_chunks_and_decode_steps_in_buckets(
+    family: str, lengths: tuple[int, ...], chunk: int
+) -> None:
     got = sequences(lengths)
-    Driver(triton_runner("qwen3"), TOP_N).generate(got, 3, chunk=11)
-    agree(got, reference("qwen3", lengths, 3), TOLERANCES["float32"])
+    Driver(triton_runner(family), TOP_N).generate(got, 3, chunk=chunk)
+    agree(got, reference(family, lengths, 3), TOLERANCES["float32"])
 
 
 @pytest.mark.slow
@@ -120,7 +124,7 @@ def test_prefixes_from_the_cache(deterministic: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "qwen2-mixed-window", "qwen3-moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen2-mixed-window", "qwen3-moe", "gemma2"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_deterministic_bits(family: str, dtype: str) -> None:
     """Alone, batched, in chunks, token by token and behind a cached prefix."""
