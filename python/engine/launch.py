@@ -20,18 +20,18 @@ import torch
 from trunkline._core import Core
 from trunkline.engine import env_vars, pool_memory, resources
 from trunkline.engine.channel import Port
-from trunkline.engine.checkpoint import BlockCheckpoint, Checkpoint
-from trunkline.engine.computation import computation, without_effect
+from trunkline.engine.checkpoint import Checkpoint
 from trunkline.engine.config import EngineConfig, flat_settings
 from trunkline.engine.core_config import CoreConfig
 from trunkline.engine.grammar.setup import Grammars, NoGrammars, start_grammars
 from trunkline.engine.loop import EngineLoop, Entered, LoopOptions
 from trunkline.engine.messages import EngineFacts, SamplingParams, Submit
-from trunkline.engine.quantization import Stored, weight_bytes
 from trunkline.engine.resources import SettingError
-from trunkline.engine.runner import Runner, RunnerOptions, resolve_dtype
+from trunkline.engine.runner import Runner
 from trunkline.engine.shares import Share
+from trunkline.engine.sizes import Sizes, available, sizes_of
 from trunkline.engine.step_times import TimedExecutor
+from trunkline.engine.trial import Trial, measure, measured_memory
 from trunkline.engine.weights import open_checkpoint
 from trunkline.kernels import OptionError
 from trunkline.plan import Plan
@@ -146,7 +146,7 @@ def build(
     started_at = time.monotonic()
     logger = logger or logging.getLogger(__name__)
     checkpoint = checkpoint or open_checkpoint(config.model)
-    sizes = _sizes(config, checkpoint, share, logger)
+    sizes = sizes_of(config, checkpoint, share, logger)
     grammars = start_grammars(
         config.grammar,
         checkpoint.tokenizer,
@@ -154,20 +154,23 @@ def build(
         _end_ids(checkpoint),
         own_process=own_process,
     )
-    logger.info("Load weight begin. model=%s, avail mem=%s", checkpoint.source, _available(sizes))
+    logger.info("Load weight begin. model=%s, avail mem=%s", checkpoint.source, available(sizes))
     try:
-        runner = Runner(checkpoint, sizes.runner)
+        runner = Runner(checkpoint, sizes.trial_options())
     except OptionError as error:
         raise SettingError(str(error)) from error
+    if sizes.trial is not None:
+        sizes = _sizes_by_trial(runner, sizes, sizes.trial, config, logger)
+        runner.resize(sizes.runner)
     logger.info(
         "Load weight end. type=%s, dtype=torch.%s, quantization=%s, avail mem=%s, elapsed=%.1f s",
         checkpoint.config.architecture,
         runner.options.dtype,
         runner.options.computation.quantization,
-        _available(sizes),
+        available(sizes),
         time.monotonic() - started_at,
     )
-    _step_time(runner, sizes, _widths(sizes)[0])  # backends prepare much in their first step
+    _step_time(runner, _widths(sizes)[0])  # backends prepare much in their first step
     core_config = replace(
         _core_config(config, checkpoint, sizes, _budget(runner, sizes, config, logger)),
         overlap_depth=0 if config.scheduler.disable_overlap_schedule else runner.overlap_depth,
@@ -192,7 +195,7 @@ def build(
         facts.max_running_requests,
         facts.context_length,
         facts.device.partition(":")[0],
-        _available(sizes),
+        available(sizes),
     )
     return LaunchedEngine(
         core=core,
@@ -205,81 +208,38 @@ def build(
     )
 
 
-def resolve_device(requested: str, share: Share) -> torch.device:
-    """The device to run on; of several engines each has a CUDA device of its own.
-
-    Raises:
-        SettingError: it is not there.
-    """
-    if requested == "auto":
-        requested = "cuda" if torch.cuda.is_available() else "cpu"
-    if requested == "cuda" and not torch.cuda.is_available():
-        raise SettingError("device is cuda, but torch sees no CUDA device here; use cpu or auto")
-    if requested == "cuda" and share.count > 1:
-        if share.count > torch.cuda.device_count():
-            raise SettingError(
-                f"dp_size is {share.count}, but torch sees {torch.cuda.device_count()} CUDA "
-                "devices, and each engine needs its own"
-            )
-        torch.cuda.set_device(share.rank)
-        return torch.device("cuda", share.rank)
-    return torch.device(requested)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sizes:
-    """What was worked out before the weights are loaded."""
-
-    runner: RunnerOptions
-    memory: resources.Memory
-    pool_tokens: int
-
-
-def _sizes(
-    config: EngineConfig, checkpoint: Checkpoint, share: Share, logger: logging.Logger
-) -> _Sizes:
-    resources.check_queue_order(config.scheduler)
-    model = checkpoint.config
-    device = resolve_device(config.model.device, share)
-    dtype = resolve_dtype(config.model.dtype, model.dtype, device)
-    on_host = device.type == "cpu"
-    free = _free_bytes(device)
-    if on_host and share.host_bytes is not None:
-        free = min(free, share.host_bytes)
-    kinds = checkpoint.matrix_kinds if isinstance(checkpoint, BlockCheckpoint) else frozenset()
-    stored = Stored(kinds, weight_bytes(model, "none", dtype))
-    chosen = computation(config.kernels, device, dtype, stored, _total_bytes(device))
-    for line in without_effect(config.kernels, config.cache, device, chosen.backend):
-        logger.warning("%s", line)
-    context_len = resources.context_length(config.model.context_length, model)
-    max_running = resources.max_running_requests(config.scheduler, on_host=on_host)
-    kv_bytes = dtype.itemsize if chosen.options.kv_dtype == "auto" else 1
-    budget = config.scheduler.max_prefill_tokens or resources.MAX_BUDGET_TOKENS
-    memory = resources.Memory(
-        free=free,
-        weights=weight_bytes(model, chosen.options.quantization, dtype),
-        per_token=resources.kv_token_bytes(model, kv_bytes),
-        on_host=on_host,
-        num_engines=share.count if on_host else 1,
-        per_step=0
-        if on_host
-        else resources.device_step_bytes(
-            model, dtype.itemsize, budget, max_running, -(-context_len // config.cache.page_size)
-        ),
+def _sizes_by_trial(
+    runner: Runner, sizes: Sizes, trial: Trial, config: EngineConfig, logger: logging.Logger
+) -> Sizes:
+    """Sizes for the memory that the largest step was seen to take."""
+    device = torch.device(sizes.runner.device)
+    sampling = SamplingParams(
+        max_new_tokens=1, ignore_eos=True, top_p=0.9, logit_bias=[(0, -1.0)], seed=1
     )
-    pool = resources.pool_tokens(config.cache, memory, context_len, max_running)
-    page = config.cache.page_size
-    runner = RunnerOptions(
-        device=str(device),
-        dtype=str(dtype).removeprefix("torch."),
-        backend=chosen.backend,
-        computation=chosen.options,
-        page_size=page,
-        num_pages=pool // page + 1,  # page 0 is padding
-        max_running_requests=min(max_running, pool // page),
-        max_context_len=context_len,
+    widths = [trial.width] * trial.num_rows
+    taken = measure(
+        device,
+        sizes.memory.free,
+        runner.memory.pool_bytes,
+        lambda: _longest_step(runner, widths, sampling),
     )
-    return _Sizes(runner=runner, memory=memory, pool_tokens=pool)
+    captured = min(sizes.runner.computation.max_graph_batch, sizes.runner.max_running_requests)
+    graphs = resources.graph_bytes(runner.config, runner.dtype.itemsize, captured)
+    memory = measured_memory(
+        taken, trial, sizes.memory, runner.config, sizes.runner.max_running_requests, graphs
+    )
+    logger.info(
+        "Memory: weights %.2f GB, a step of %d rows of %d tokens %.2f GB, outside of torch "
+        "%.2f GB; kept for steps and graphs %.2f GB (estimate: %.2f GB)",
+        taken.weights / resources.GIB,
+        trial.num_rows,
+        trial.width,
+        taken.step / resources.GIB,
+        taken.other / resources.GIB,
+        memory.per_step / resources.GIB,
+        sizes.memory.per_step / resources.GIB,
+    )
+    return sizes.with_memory(memory, config.cache)
 
 
 def _end_ids(checkpoint: Checkpoint) -> list[int]:
@@ -288,25 +248,8 @@ def _end_ids(checkpoint: Checkpoint) -> list[int]:
     return [one for one in checkpoint.generation.eos_token_ids if one < vocab_size]
 
 
-def _free_bytes(device: torch.device) -> int:
-    """Free memory of the device that holds weights and pool."""
-    if device.type == "cpu":
-        return resources.free_host_bytes()
-    return torch.cuda.mem_get_info(device)[0]
-
-
-def _total_bytes(device: torch.device) -> int:
-    """Memory of the device; that of the host decides nothing."""
-    return 0 if device.type == "cpu" else torch.cuda.mem_get_info(device)[1]
-
-
-def _available(sizes: _Sizes) -> str:
-    free = _free_bytes(torch.device(sizes.runner.device))
-    return f"{free / resources.GIB:.2f} GB"
-
-
 def _core_config(
-    config: EngineConfig, checkpoint: Checkpoint, sizes: _Sizes, budget: _Budget
+    config: EngineConfig, checkpoint: Checkpoint, sizes: Sizes, budget: _Budget
 ) -> CoreConfig:
     scheduler, runner = config.scheduler, sizes.runner
     ratio_init, ratio_min = resources.new_token_ratios(scheduler.schedule_conservativeness)
@@ -369,7 +312,7 @@ class _Budget:
     mixed_tokens: int | None
 
 
-def _budget(runner: Runner, sizes: _Sizes, config: EngineConfig, logger: logging.Logger) -> _Budget:
+def _budget(runner: Runner, sizes: Sizes, config: EngineConfig, logger: logging.Logger) -> _Budget:
     """What the settings say, or what meets the target step times on this machine."""
     if config.scheduler.max_prefill_tokens is not None:
         return _Budget(config.scheduler.max_prefill_tokens, None)
@@ -377,10 +320,10 @@ def _budget(runner: Runner, sizes: _Sizes, config: EngineConfig, logger: logging
     times: list[tuple[int, float]] = []
     give_up_at = time.monotonic() + MEASURE_LIMIT_S
     for width in _widths(sizes):
-        best = _step_time(runner, sizes, width)
+        best = _step_time(runner, width)
         for _ in range(MEASURED_RUNS - 1):
             if time.monotonic() < give_up_at:
-                best = min(best, _step_time(runner, sizes, width))
+                best = min(best, _step_time(runner, width))
         times.append((width, best))
         if best > target_s or time.monotonic() > give_up_at:
             break
@@ -398,31 +341,38 @@ def _budget(runner: Runner, sizes: _Sizes, config: EngineConfig, logger: logging
     return _Budget(tokens, mixed)
 
 
-def _widths(sizes: _Sizes) -> list[int]:
+def _widths(sizes: Sizes) -> list[int]:
     """Widths of steps that pool and context have room for."""
     most = min(sizes.pool_tokens, sizes.runner.max_context_len - 1)
     return [width for width in MEASURED_WIDTHS if width <= most] or [most]
 
 
-def _step_time(runner: Runner, sizes: _Sizes, width: int) -> float:
-    """Seconds that a step with a prompt of `width` tokens takes, through a core of its own."""
-    options = sizes.runner
+def _step_time(runner: Runner, width: int) -> float:
+    """Seconds that a step with a prompt of `width` tokens takes."""
+    greedy = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
+    return _longest_step(runner, [width], greedy)
+
+
+def _longest_step(runner: Runner, widths: list[int], sampling: SamplingParams) -> float:
+    """Seconds of the longest step of prompts with so many tokens, through a core of its own."""
+    options = runner.options
+    num_tokens = sum(widths)
     core_config = CoreConfig(
         page_size=options.page_size,
         num_pages=options.num_pages,
-        max_running_requests=1,
-        max_batch_tokens=max(width, 2),
+        max_running_requests=len(widths),
+        max_batch_tokens=max(num_tokens, 2),
         max_context_len=options.max_context_len,
         vocab_size=runner.config.vocab_size,
         prefix_cache=False,
-        arena_bytes=resources.arena_bytes(1, width, options.max_context_len),
+        arena_bytes=resources.arena_bytes(len(widths), num_tokens, options.max_context_len),
     )
     core = Core(core_config.to_json())
     arena = np.zeros(core_config.arena_bytes, dtype=np.uint8)
-    prompt = [position % runner.config.vocab_size for position in range(width)]
-    sampling = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
-    submit = Submit(key=1, rid="step-time", prompt=prompt, sampling=sampling)
-    core.submit(1, msgspec.msgpack.encode(submit), time.time())
+    for key, width in enumerate(widths):
+        prompt = [position % runner.config.vocab_size for position in range(width)]
+        submit = Submit(key=key, rid=f"trial-{key}", prompt=prompt, sampling=sampling)
+        core.submit(1, msgspec.msgpack.encode(submit), time.time())
     elapsed = 0.0
     while core.has_work() and core.plan(time.time(), arena.data) is not None:
         started_at = time.perf_counter()

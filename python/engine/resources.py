@@ -31,6 +31,16 @@ LARGE_DEVICE_GRAPH_ROWS: Final = 256
 DEVICE_GRAPH_ROWS: Final = 160
 # CUDA context, cuBLAS and attention workspaces, memory pool of the graphs.
 DEVICE_RUNTIME_BYTES: Final = 1 * GIB
+# What captured steps take besides their tensors.
+GRAPH_RUNTIME_BYTES: Final = 256 << 20
+# Prompt positions whose log-probs a step computes at most: `MAX_PROMPT_SCORES` of
+# `rust/scheduler/src/planner.rs`.
+PROMPT_SCORES: Final = 512
+# Best ids that are asked for at most at a position, and what a candidate for them takes; one tile
+# of so many ids yields that many.
+TOP_IDS: Final = 128
+TOP_ID_BYTES: Final = 8
+TOP_TILE: Final = 2048
 # Of these ids of a sample, where top-k and top-p cut, a step keeps a list: id and scaled logit.
 LISTED_CANDIDATES: Final = 8192
 LISTED_BYTES: Final = 8
@@ -86,10 +96,45 @@ def device_step_bytes(
         config: the model.
         item_bytes: of an activation.
         num_tokens: the step's.
-        num_rows: logits that it computes, and samples that it draws. Where a sample's logits are
-            changed (penalties, bias, masks) they are there twice.
+        num_rows: samples that it draws.
         pages_per_row: entries of a row's page table.
     """
+    rows = num_rows * (row_bytes(config) + 4 * pages_per_row) + score_bytes(config)
+    return activation_bytes(config, item_bytes, num_tokens) + rows + DEVICE_RUNTIME_BYTES
+
+
+def row_bytes(config: DecoderConfig) -> int:
+    """What a sample takes in a step beside its tokens' activations.
+
+    Its logits are there twice: penalties, bias and masks change a copy. With top-k and top-p there
+    is a list of candidates.
+    """
+    candidates = min(config.vocab_size, LISTED_CANDIDATES) * LISTED_BYTES
+    return 2 * 4 * config.vocab_size + candidates + _top_bytes(config)
+
+
+def score_bytes(config: DecoderConfig) -> int:
+    """What the log-probs of prompts take in a step."""
+    return PROMPT_SCORES * (4 * config.vocab_size + _top_bytes(config))
+
+
+def _top_bytes(config: DecoderConfig) -> int:
+    tiles = -(-config.vocab_size // TOP_TILE)
+    return min(tiles, TOP_IDS) * TOP_IDS * TOP_ID_BYTES
+
+
+def graph_bytes(config: DecoderConfig, item_bytes: int, num_rows: int) -> int:
+    """What captured decode steps take; the largest has `num_rows` rows, whose memory all share."""
+    if num_rows == 0:
+        return 0
+    logits = 4 * config.vocab_size * num_rows
+    candidates = min(config.vocab_size, LISTED_CANDIDATES) * LISTED_BYTES * num_rows
+    steps = activation_bytes(config, item_bytes, num_rows) + logits + candidates
+    return steps + GRAPH_RUNTIME_BYTES
+
+
+def activation_bytes(config: DecoderConfig, item_bytes: int, num_tokens: int) -> int:
+    """What a forward pass takes for so many tokens."""
     hidden, inner = config.hidden_size, config.intermediate_size
     heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     # The residual stream is float32; the widest moment is in attention, MLP or experts.
@@ -98,11 +143,7 @@ def device_step_bytes(
         # What a token's experts are given at last, once more in fp8, and their results.
         width = 2 * config.experts.intermediate_size + hidden
         widest = max(widest, config.experts.top_k * width)
-    activations = num_tokens * (2 * 4 * hidden + (hidden + widest) * item_bytes)
-    logits = 2 * config.vocab_size * 4
-    candidates = min(config.vocab_size, LISTED_CANDIDATES) * LISTED_BYTES
-    rows = num_rows * (logits + candidates + 4 * pages_per_row)
-    return activations + rows + DEVICE_RUNTIME_BYTES
+    return num_tokens * (2 * 4 * hidden + (hidden + widest) * item_bytes)
 
 
 def graph_rows(requested: int | None, *, disabled: bool, device_bytes: int) -> int:

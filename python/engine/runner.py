@@ -44,7 +44,10 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerOptions:
-    """What a runner needs to know besides the checkpoint. `num_pages` counts page 0."""
+    """What a runner needs to know besides the checkpoint. `num_pages` counts page 0.
+
+    With `is_trial` it is to be resized before it serves: see `ProgramSizes`.
+    """
 
     device: str = "cpu"
     dtype: str = "auto"
@@ -55,6 +58,7 @@ class RunnerOptions:
     max_running_requests: int
     max_context_len: int
     progress: bool | None = None
+    is_trial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,22 +113,33 @@ class Runner:
             self.model = load_model(
                 checkpoint, self.backend, options.max_context_len, options.progress
             )
-        kv = KvSpec(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            num_pages=options.num_pages,
-            page_size=options.page_size,
-        )
-        self._program = self._create_program(
-            ProgramSizes(
-                kv=kv,
-                num_slots=options.max_running_requests,
-                max_context_len=options.max_context_len,
-            )
-        )
+        self._program = self._create_program()
 
-    def _create_program(self, sizes: ProgramSizes) -> StepProgram:
+    def resize(self, options: RunnerOptions) -> None:
+        """Forget every sequence and allocate anew, for other sizes; the weights stay.
+
+        Args:
+            options: what the runner was made with, but for `num_pages`, `max_running_requests` and
+                `is_trial`.
+        """
+        del self._program  # its memory is what the new one needs
+        self.options = options
+        self._program = self._create_program()
+
+    def _create_program(self) -> StepProgram:
+        config, options = self.config, self.options
+        sizes = ProgramSizes(
+            kv=KvSpec(
+                num_layers=config.num_layers,
+                num_kv_heads=config.num_kv_heads,
+                head_dim=config.head_dim,
+                num_pages=options.num_pages,
+                page_size=options.page_size,
+            ),
+            num_slots=options.max_running_requests,
+            max_context_len=options.max_context_len,
+            is_trial=options.is_trial,
+        )
         if isinstance(self.backend, ProgramBackend):
             return self.backend.create_program(self.model.forward, sizes)
         return OperationProgram(self.model, self.backend, sizes)

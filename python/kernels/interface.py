@@ -247,11 +247,15 @@ class PageMove:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramSizes:
-    """Sizes of what a program keeps between steps."""
+    """Sizes of what a program keeps between steps.
+
+    With `is_trial` it only shows how much memory a step takes: nothing is captured ahead.
+    """
 
     kv: KvSpec
     num_slots: int
     max_context_len: int
+    is_trial: bool = False
 
 
 class OptionError(ValueError):

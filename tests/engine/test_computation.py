@@ -149,10 +149,11 @@ def test_memory_beside_weights_and_pool() -> None:
 
     config = decoder_config("llama", vocab_size=100_000)
     few, many = (resources.device_step_bytes(config, 2, 1024, rows, 32) for rows in (1, 1001))
-    assert many - few == 1000 * (4 * (2 * 100_000 + 32) + 8 * 8192)
+    best_ids = 8 * 128 * 49  # of as many as are asked for, in each tile of 2048
+    assert many - few == 1000 * (4 * (2 * 100_000 + 32) + 8 * 8192 + best_ids)
     small = replace(config, vocab_size=3000)
     few_ids, many_ids = (resources.device_step_bytes(small, 2, 1024, n, 32) for n in (1, 1001))
-    assert many_ids - few_ids == 1000 * (4 * (2 * 3000 + 32) + 8 * 3000)
+    assert many_ids - few_ids == 1000 * (4 * (2 * 3000 + 32) + 8 * 3000 + 8 * 128 * 2)
     assert few > resources.DEVICE_RUNTIME_BYTES
     half = resources.weight_bytes(config, 2, 1)
     assert resources.weight_bytes(config, 1) < half < resources.weight_bytes(config, 2)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from trunkline.engine import launch, resources
+from trunkline.engine import launch, resources, sizes
 from trunkline.engine.config import CacheOptions, SchedulerOptions
 from trunkline.engine.models.config import DecoderConfig
 from trunkline.engine.resources import GIB, Memory, SettingError
@@ -40,12 +40,12 @@ def test_each_of_several_engines_has_a_device(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    assert str(launch.resolve_device("auto", Share())) == "cuda"
-    assert str(launch.resolve_device("auto", Share(rank=1, count=2))) == "cuda:1"
-    assert str(launch.resolve_device("cpu", Share(rank=1, count=3))) == "cpu"
+    assert str(sizes.resolve_device("auto", Share())) == "cuda"
+    assert str(sizes.resolve_device("auto", Share(rank=1, count=2))) == "cuda:1"
+    assert str(sizes.resolve_device("cpu", Share(rank=1, count=3))) == "cpu"
     assert chosen == [1]
     with pytest.raises(SettingError, match="dp_size is 3, but torch sees 2"):
-        launch.resolve_device("cuda", Share(rank=0, count=3))
+        sizes.resolve_device("cuda", Share(rank=0, count=3))
 
 
 def test_the_pool_takes_its_share_in_whole_pages() -> None:

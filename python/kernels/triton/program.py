@@ -79,7 +79,8 @@ class DeviceProgram:
             self._slots = DeviceSlots(sizes, backend.vocab_size, device)
             self._sampler = Sampler(self._slots, device)
             self._arena = StagingArena(device, STAGING_BYTES)
-            largest = min(backend.options.max_graph_batch, sizes.num_slots)
+            wanted = 0 if sizes.is_trial else backend.options.max_graph_batch
+            largest = min(wanted, sizes.num_slots)
             # One buffer for all buckets: they are replayed in turns.
             shape = (largest, backend.vocab_size)
             self._logits = torch.zeros(shape, dtype=torch.float32, device=device)
