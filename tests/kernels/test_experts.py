@@ -11,9 +11,9 @@ from tests.kernels.tiny import memory_checkpoint, tiny_runner
 
 from trunkline.engine.resources import weight_bytes
 from trunkline.kernels import ExpertsSpec, select_backend
+from trunkline.kernels.tensor_weights import NormWeight
 from trunkline.kernels.torch_reference.backend import TorchBackend
 from trunkline.kernels.torch_reference.experts import ExpertsWeight, route
-from trunkline.kernels.torch_reference.weights import NormWeight
 
 CPU = torch.device("cpu")
 

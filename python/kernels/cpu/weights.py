@@ -9,6 +9,7 @@ import torch
 
 from trunkline.kernels.cpu.native import CpuModel
 from trunkline.kernels.interface import BlockTensor, LinearSpec, RotarySpec
+from trunkline.kernels.tensor_weights import turns
 
 
 class EmbeddingWeight:
@@ -168,9 +169,7 @@ class Rotary:
     """Tables of cos and sin by position."""
 
     def __init__(self, model: CpuModel, spec: RotarySpec) -> None:
-        positions = torch.arange(spec.num_positions, dtype=torch.float32)
-        angles = positions[:, None] * spec.inverse_frequencies[None, :]
-        cos, sin = ((turn * spec.factor).numpy().tobytes() for turn in (angles.cos(), angles.sin()))
+        cos, sin = (turn.numpy().tobytes() for turn in turns(spec))
         self.index = model.add_rotary(spec.inverse_frequencies.numel(), cos, sin)
 
 

@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 
 from trunkline.kernels.interface import AttentionSpec
+from trunkline.kernels.tensor_weights import SinksWeight
 from trunkline.kernels.torch_reference.attention_plan import (
     BLOCK,
     ROW_MULTIPLE,
@@ -37,7 +38,6 @@ from trunkline.kernels.torch_reference.attention_plan import (
 )
 from trunkline.kernels.torch_reference.kv_pool import TorchKvPool
 from trunkline.kernels.torch_reference.tiling import random_tensor
-from trunkline.kernels.torch_reference.weights import SinksWeight
 
 TILE_TOKENS = (1, 8, 32, BLOCK)
 LN2 = math.log(2.0)

@@ -23,6 +23,7 @@ from trunkline.kernels.interface import (
     StepInputs,
     Weight,
 )
+from trunkline.kernels.tensor_weights import NormWeight, SinksWeight
 from trunkline.kernels.torch_reference.attention import AttentionKernel, cap_softly
 from trunkline.kernels.torch_reference.attention_plan import BLOCK, AttentionPlan
 from trunkline.kernels.torch_reference.experts import ExpertsWeight, by_expert, route
@@ -33,9 +34,7 @@ from trunkline.kernels.torch_reference.weights import (
     EmbeddingWeight,
     HeightCache,
     LinearWeight,
-    NormWeight,
     Rotary,
-    SinksWeight,
     TiedLinearWeight,
 )
 

@@ -1,4 +1,4 @@
-"""Weight handles of the reference backend: embedding, norm, linear and rotary."""
+"""Weight handles of the reference backend: embedding, linear and rotary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from trunkline.kernels import tensor_weights
 from trunkline.kernels.interface import LinearSpec, RotarySpec
+from trunkline.kernels.tensor_weights import FusedParts, copy_part, turns
 from trunkline.kernels.torch_reference.tiling import (
     CANDIDATE_HEIGHTS,
     Product,
@@ -32,67 +34,15 @@ class ProductKey(NamedTuple):
     wide: bool  # float32 output
 
 
-class EmbeddingWeight:
-    """The table of a token embedding, and what its rows are multiplied by."""
+class EmbeddingWeight(tensor_weights.EmbeddingWeight):
+    """An embedding whose table may be a linear, too, which then follows it."""
 
-    def __init__(
-        self, num_embeddings: int, width: int, like: torch.Tensor, scale: float = 1.0
-    ) -> None:
-        self.table = like.new_zeros((num_embeddings, width))
-        self.scale = scale
-        self.tied: TiedLinearWeight | None = None
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {"weight": tuple(self.table.shape)}
-
-    @property
-    def num_bytes(self) -> int:
-        return self.table.nbytes
+    tied: TiedLinearWeight | None = None
 
     def load(self, part: str, tensor: torch.Tensor) -> None:
-        _copy_part(self, part, tensor, self.table)
+        super().load(part, tensor)
         if self.tied is not None:
             self.tied.pack()
-
-
-class NormWeight:
-    """Weight with its offset, in float32, and epsilon of an RMS norm."""
-
-    def __init__(self, width: int, epsilon: float, like: torch.Tensor, offset: float = 0.0) -> None:
-        self.weight = like.new_zeros(width, dtype=torch.float32)
-        self.epsilon = epsilon
-        self._offset = offset
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {"weight": tuple(self.weight.shape)}
-
-    @property
-    def num_bytes(self) -> int:
-        return self.weight.nbytes
-
-    def load(self, part: str, tensor: torch.Tensor) -> None:
-        _copy_part(self, part, tensor, self.weight)
-        self.weight += self._offset
-
-
-class SinksWeight:
-    """A score per head, in float32."""
-
-    def __init__(self, num_heads: int, like: torch.Tensor) -> None:
-        self.scores = like.new_zeros(num_heads, dtype=torch.float32)
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {"sinks": tuple(self.scores.shape)}
-
-    @property
-    def num_bytes(self) -> int:
-        return self.scores.nbytes
-
-    def load(self, part: str, tensor: torch.Tensor) -> None:
-        _copy_part(self, part, tensor, self.scores)
 
 
 class LinearWeight:
@@ -102,29 +52,16 @@ class LinearWeight:
         self._like = like
         self._cache = cache
         self._shape = (spec.out_features, spec.in_features)
-        self._rows: dict[str, slice] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        start = 0
-        for part in spec.parts:
-            rows = slice(start, start + part.out_features)
-            self._add_part(f"{part.name}.weight", rows, (part.out_features, spec.in_features))
-            if part.bias:
-                self._add_part(f"{part.name}.bias", rows, (part.out_features,))
-            start = rows.stop
-        self._unloaded = set(self._shapes)
+        self._parts = FusedParts(spec)
+        self._unloaded = set(self._parts.shapes)
         self._plain: torch.Tensor | None = None
         self._packed: torch.Tensor | None = None
         self._ready: dict[bool, Ready] = {}
-        has_bias = any(part.bias for part in spec.parts)
-        self.bias = like.new_zeros(spec.out_features) if has_bias else None
-
-    def _add_part(self, name: str, rows: slice, shape: tuple[int, ...]) -> None:
-        self._rows[name] = rows
-        self._shapes[name] = shape
+        self.bias = like.new_zeros(spec.out_features) if self._parts.has_bias else None
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return self._shapes
+        return self._parts.shapes
 
     @property
     def num_bytes(self) -> int:
@@ -134,15 +71,15 @@ class LinearWeight:
         return bias + (self._shape[0] * self._shape[1] * element if loaded else 0)
 
     def load(self, part: str, tensor: torch.Tensor) -> None:
-        rows = self._rows[part]
+        rows = self._parts.rows[part]
         self._ready = {}
         if part.endswith(".bias"):
             assert self.bias is not None
-            _copy_part(self, part, tensor, self.bias[rows])
+            copy_part(self.shapes, part, tensor, self.bias[rows])
         else:
             if self._plain is None:
                 self._plain = self._unpacked()
-            _copy_part(self, part, tensor, self._plain[rows])
+            copy_part(self.shapes, part, tensor, self._plain[rows])
         self._unloaded.discard(part)
         if not self._unloaded and self._plain is not None:
             self._packed = pack(self._plain)
@@ -199,10 +136,8 @@ class Rotary:
     """Tables of cos and sin by position."""
 
     def __init__(self, spec: RotarySpec, device: torch.device) -> None:
-        positions = torch.arange(spec.num_positions, dtype=torch.float32)
-        angles = positions[:, None] * spec.inverse_frequencies[None, :]
-        self.cos = (angles.cos() * spec.factor).to(device)  # [positions, rotary_dim / 2] float32
-        self.sin = (angles.sin() * spec.factor).to(device)
+        # [positions, rotary_dim / 2] float32
+        self.cos, self.sin = (turn.to(device) for turn in turns(spec))
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor | None:
@@ -214,17 +149,6 @@ def pack(weight: torch.Tensor) -> torch.Tensor | None:
         return None
     packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 16)
     return packed
-
-
-def _copy_part(
-    handle: EmbeddingWeight | NormWeight | SinksWeight | LinearWeight,
-    part: str,
-    tensor: torch.Tensor,
-    destination: torch.Tensor,
-) -> None:
-    if tuple(tensor.shape) != handle.shapes[part]:
-        raise ValueError(f"{part} has shape {tuple(tensor.shape)}, not {handle.shapes[part]}")
-    destination.copy_(tensor)
 
 
 class _Stored(NamedTuple):

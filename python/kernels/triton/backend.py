@@ -23,6 +23,7 @@ from trunkline.kernels.interface import (
     RotarySpec,
     Weight,
 )
+from trunkline.kernels.tensor_weights import EmbeddingWeight, NormWeight, SinksWeight
 from trunkline.kernels.triton.activation import gate_up
 from trunkline.kernels.triton.attention import create_attention
 from trunkline.kernels.triton.batch import DeviceBatch
@@ -35,11 +36,8 @@ from trunkline.kernels.triton.rotary import rotate_and_write
 from trunkline.kernels.triton.soft_cap import cap_softly
 from trunkline.kernels.triton.weights import (
     AnyLinear,
-    EmbeddingWeight,
     LinearWeight,
-    NormWeight,
     Rotary,
-    SinksWeight,
     TiedLinearWeight,
 )
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from trunkline.kernels.interface import AttentionSpec, IntArray
+from trunkline.kernels.tensor_weights import SinksWeight
 from trunkline.kernels.triton.paged_layer import PagedLayer
 from trunkline.kernels.triton.pool import DeviceKvPool
-from trunkline.kernels.triton.weights import SinksWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from trunkline.kernels.interface import ExpertsSpec
+from trunkline.kernels.tensor_weights import check_part
 from trunkline.kernels.triton.fp8 import ALIGNMENT, quantize_weight
 from trunkline.kernels.triton.launch import FP8
 from trunkline.kernels.triton.moe import ExpertWeights
@@ -50,9 +51,7 @@ class ExpertsHandle:
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def load(self, part: str, tensor: torch.Tensor) -> None:
-        expected = self.spec.shapes[part]
-        if tuple(tensor.shape) != expected:
-            raise ValueError(f"{part} has shape {tuple(tensor.shape)}, not {expected}")
+        check_part(self.spec.shapes, part, tensor)
         if part == "gate.weight":
             self.weight.copy_(tensor)
             return
