@@ -14,9 +14,11 @@ import argparse
 import asyncio
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,12 +34,14 @@ from trunkline.engine.local import EngineHost
 from trunkline.engine.loop import EngineLoop, LoopOptions
 from trunkline.engine.messages import SamplingParams, Submit
 from trunkline.engine.native_request import RequestContext, parse_generate
-from trunkline.engine.runner_thread import RunnerThread
 from trunkline.engine.stream import Request
 from trunkline.engine.validation import Limits
 from trunkline.engine.weights import open_checkpoint
 from trunkline.kernels import Finished
 from trunkline.plan import Plan, encode_result
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.engine.overlap.runner_thread import RunnerThread
 
 VOCAB_SIZE = 49_152
 PROMPT_TOKENS = 64

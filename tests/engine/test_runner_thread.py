@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.engine.overlap.runner_thread import RunnerThread
 from tests.kernels.plan_builder import build_plan
 
-from trunkline.engine.runner_thread import RunnerThread
 from trunkline.kernels import Finished
 from trunkline.plan import Plan
 

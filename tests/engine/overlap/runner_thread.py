@@ -1,6 +1,7 @@
 """A thread for a runner whose calls return when their work is done.
 
-In it the runner's steps overlap with the loop's work like those of a device that works by itself.
+In it the runner's steps overlap with the loop's work like those of a device that works by itself:
+so what the loop does with steps in flight is tested, and its cost measured, without such a device.
 """
 
 from __future__ import annotations

@@ -6,10 +6,9 @@ from collections.abc import Set
 from dataclasses import replace
 
 import pytest
+from tests.engine.overlap.runner_thread import RunnerThread
 from tests.engine.overlap.running import Run, Wrap, assert_alike, is_late, outcome, run
 from tests.engine.overlap.schedules import Schedule, random_schedule
-
-from trunkline.engine.runner_thread import RunnerThread
 
 
 def assert_same(schedule: Schedule, one: Run, other: Run, changed: Set[int] = frozenset()) -> None:

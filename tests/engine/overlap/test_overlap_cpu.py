@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.engine.overlap.runner_thread import THREAD_OVERLAP_DEPTH, RunnerThread
 
 from trunkline import Engine
 from trunkline._core import Core
 from trunkline.engine import launch
 from trunkline.engine.launch import LaunchedEngine
-from trunkline.engine.runner_thread import THREAD_OVERLAP_DEPTH, RunnerThread
 
 Case = dict[str, Any]
 SETTINGS: dict[str, Any] = {"max_prefill_tokens": 128, "max_running_requests": 24}
