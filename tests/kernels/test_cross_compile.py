@@ -97,6 +97,26 @@ print(json.dumps(compiled))
 """
 
 
+LOG_PROBS = """
+import json
+from triton.backends.compiler import GPUTarget
+from tests.kernels.triton.cases_sample import _step
+from tests.kernels.triton.cross_compile import _key, recorded_launches
+
+from trunkline.kernels.triton.launch import KNOWN_TRAITS, assume_device
+
+compiled = []
+for most in (1, 2, 5, 16, 20, 128):
+    with (
+        assume_device(KNOWN_TRAITS[90]),
+        recorded_launches("launch", GPUTarget("cuda", 90, 32), may_spill=False) as cases,
+    ):
+        _step(151936, True, most)
+    compiled.append([_key(case) for case in cases if "logprobs" in _key(case)])
+print(json.dumps(compiled))
+"""
+
+
 def run(tmp_path: Path, source: str) -> Any:
     script = tmp_path / "kernels.py"
     script.write_text(source)
@@ -125,3 +145,9 @@ def test_prompts_behind_any_number_of_decode_rows_compile_once(tmp_path: Path) -
     aligned, *others = run(tmp_path, PROMPTS)
     assert [name for name, _ in aligned] == ["launch/prompt_kernel", "launch/_list_pages_kernel"]
     assert others == [aligned] * 2
+
+
+def test_log_probs_of_any_number_of_best_ids_compile_once(tmp_path: Path) -> None:
+    first, *others = run(tmp_path, LOG_PROBS)
+    assert len(first) == 4
+    assert others == [first] * 5

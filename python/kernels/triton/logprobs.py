@@ -6,7 +6,8 @@ of fixed width, those in a fixed tree: the same bits for a row in any step.
 
 The best ids of a row are found by comparing 64-bit keys: the logit's bits, made to ascend with it,
 above the complement of the id. A tile can hold one of the n best only if fewer than n tiles have a
-larger maximum; the others are not searched.
+larger maximum; the others are not searched. The lists of those that are, each in order, are merged.
+How many are asked for is no constant of a kernel: any number is served by the same binary.
 """
 
 from __future__ import annotations
@@ -136,8 +137,7 @@ def _launch_rows(
         ranks,
         width,
         TILES=next_power_of_2(tiles),
-        KEYS=next_power_of_2(max(ranks * width, 1)),
-        num_warps=2 * NUM_WARPS,
+        num_warps=NUM_WARPS,
     )
 
 
@@ -216,7 +216,7 @@ def _keys(values, ids):
     return (ordered.to(tl.int64) << 32) | (-ids + ID_BITS).to(tl.int64)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_ranks", "width"])
 def _sums_and_best_kernel(
     logits,
     adjusted,
@@ -286,7 +286,7 @@ def _sums_and_best_kernel(
             left = tl.where(left == largest_key, LEAST_KEY, left)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_ranks", "width"])
 def _normalise_kernel(
     is_wanted,
     top_n,
@@ -300,7 +300,6 @@ def _normalise_kernel(
     num_ranks,
     width,
     TILES: tl.constexpr,
-    KEYS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     if tl.load(is_wanted + row) == 0:
@@ -315,12 +314,14 @@ def _normalise_kernel(
     if top_n is None:
         return
     wanted = tl.load(top_n + row)
-    cells = tl.arange(0, KEYS)
-    is_used = (cells % width < wanted) & (cells // width < tl.minimum(wanted, num_ranks))
-    left = tl.load(keys + row * num_ranks * width + cells, mask=is_used, other=LEAST_KEY)
+    # By rank of a tile: its list, and how many of it are taken.
+    lists = keys + (row * num_ranks + tiles) * width
+    taken = tl.zeros([TILES], tl.int32)
     for place in range(0, wanted):
-        key = tl.max(left, 0)
-        left = tl.where(left == key, LEAST_KEY, left)
+        has_more = (tiles < tl.minimum(wanted, num_ranks)) & (taken < wanted)
+        heads = tl.load(lists + taken, mask=has_more, other=LEAST_KEY)
+        key = tl.max(heads, 0)
+        taken += (heads == key).to(tl.int32)
         ordered = (key >> 32).to(tl.int32)
         value = (ordered ^ ((ordered >> 31) & ID_BITS)).to(tl.float32, bitcast=True)
         tl.store(top_ids + row * width + place, -(key & ID_BITS).to(tl.int32) + ID_BITS)

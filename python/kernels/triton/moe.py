@@ -8,6 +8,7 @@ has the same bits in every batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -130,7 +131,7 @@ def expert_gate_up(
         out: [pairs, I] contiguous, not fp8.
     """
     check_activation(activation)
-    _, double, hidden = weights.gate_up.shape
+    double = weights.gate_up.shape[1]
     _check(x, weights.gate_up, out, (order, x_scales, weights.gate_up_scales))
     if order.num_pairs == 0:
         return
@@ -139,27 +140,12 @@ def expert_gate_up(
             f"gate_up {tuple(weights.gate_up.shape)}, x {tuple(x.shape)} and out "
             f"{tuple(out.shape)} do not fit: [E, 2 * I, H], [T, H] and [T * top_k, I]"
         )
-    config = CONFIGS[order.block_m, x.element_size()]
-    grid = (order.block_experts.shape[0] * ceil_div(out.shape[1], config.block_n),)
-    _gate_up_kernel[grid](
-        x,
-        weights.gate_up,
-        out,
-        x_scales,
-        weights.gate_up_scales,
-        order.pairs,
-        order.block_experts,
-        order.num_pairs,
-        x.stride(0),
+    _launch(
+        _gate_up_kernel,
+        (x, weights.gate_up, out, x_scales, weights.gate_up_scales),
+        order,
         ACTIVATION=activation,
         TOP_K=order.num_pairs // x.shape[0],
-        N=out.shape[1],
-        K=hidden,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
     )
 
 
@@ -187,14 +173,21 @@ def expert_down(
         )
     if order.num_pairs == 0:
         return
+    tensors = (x, weights.down, out, x_scales, weights.down_scales)
+    _launch(_down_kernel, tensors, order)
+
+
+def _launch(
+    kernel: Any,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any, Any],
+    order: ExpertOrder,
+    **constants: int | str,
+) -> None:
+    """Launch a grouped product; `tensors`: x, weights, out, scales of x and of the weights."""
+    x, _, out, *_ = tensors
     config = CONFIGS[order.block_m, x.element_size()]
-    grid = (order.block_experts.shape[0] * ceil_div(out.shape[1], config.block_n),)
-    _down_kernel[grid](
-        x,
-        weights.down,
-        out,
-        x_scales,
-        weights.down_scales,
+    kernel[(order.block_experts.shape[0] * ceil_div(out.shape[1], config.block_n),)](
+        *tensors,
         order.pairs,
         order.block_experts,
         order.num_pairs,
@@ -204,6 +197,7 @@ def expert_down(
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
+        **constants,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
@@ -269,6 +263,23 @@ def _check(
 
 
 @triton.jit
+def _place(
+    pairs_pointer,
+    block_experts_pointer,
+    N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """What a program multiplies: its expert (below 0: nothing), its pairs and its columns."""
+    tiles_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    block = tl.program_id(0) // tiles_n
+    expert = tl.load(block_experts_pointer + block).to(tl.int64)
+    pairs = tl.load(pairs_pointer + block * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    columns = tl.program_id(0) % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    return expert, pairs, columns
+
+
+@triton.jit
 def _scaled(
     accumulator, x_scales_pointer, rows, rows_inside, weight_scales_pointer, columns, columns_inside
 ):
@@ -299,13 +310,9 @@ def _gate_up_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    tiles_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    block = tl.program_id(0) // tiles_n
-    expert = tl.load(block_experts_pointer + block).to(tl.int64)
+    expert, pairs, columns = _place(pairs_pointer, block_experts_pointer, N, BLOCK_M, BLOCK_N)
     if expert < 0:
         return
-    pairs = tl.load(pairs_pointer + block * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-    columns = tl.program_id(0) % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
     rows_inside = pairs < num_pairs
     columns_inside = columns < N
     tokens = pairs // TOP_K
@@ -355,13 +362,9 @@ def _down_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    tiles_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    block = tl.program_id(0) // tiles_n
-    expert = tl.load(block_experts_pointer + block).to(tl.int64)
+    expert, pairs, columns = _place(pairs_pointer, block_experts_pointer, N, BLOCK_M, BLOCK_N)
     if expert < 0:
         return
-    pairs = tl.load(pairs_pointer + block * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-    columns = tl.program_id(0) % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
     rows_inside = pairs < num_pairs
     columns_inside = columns < N
 
