@@ -107,6 +107,26 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 2.5,
         "tie_word_embeddings": True,
     },
+    "gemma": {
+        "architectures": ["GemmaForCausalLM"],
+        "model_type": "gemma",
+        "hidden_act": "gelu",
+        "head_dim": 32,
+        "tie_word_embeddings": True,
+    },
+    "gemma3": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "head_dim": 32,
+        "query_pre_attn_scalar": 20,
+        "sliding_window": 24,
+        "sliding_window_pattern": 3,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 5000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "tie_word_embeddings": True,
+    },
 }
 
 

@@ -19,7 +19,9 @@ ARCHITECTURES = {
     "llama3": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "gemma": "gemma",
     "gemma2": "gemma2",
+    "gemma3": "gemma3",
 }
 NAMES = {
     "model.embed_tokens": "token_embd",
@@ -37,7 +39,7 @@ NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-GEMMA2_NAMES = {
+POST_NORM_NAMES = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
@@ -65,15 +67,15 @@ class TinyGguf:
         """The same model as a Hugging Face checkpoint."""
         config = {"intermediate_size": 128} | dict(self.config)
         tiny = TinyCheckpoint(family=self.family, config=config, seed=self.seed)
-        if not self.is_gemma2:
+        if not self.has_post_norms:
             return tiny
         # Files do not say it: queries are scaled by the head's size.
         scalar = {"query_pre_attn_scalar": tiny.config_values["head_dim"]}
         return replace(tiny, config=config | scalar)
 
     @property
-    def is_gemma2(self) -> bool:
-        return ARCHITECTURES[self.family] == "gemma2"
+    def has_post_norms(self) -> bool:
+        return self.family in ("gemma2", "gemma3")
 
     def write(
         self,
@@ -109,7 +111,7 @@ class TinyGguf:
     ) -> torch.Tensor:
         kind = gguf.GGMLQuantizationType[self.kind if values.ndim == 2 else "F32"]
         stored = self.gguf_name(name)
-        offset = 1 if self.is_gemma2 and stored.endswith("norm.weight") else 0
+        offset = 1 if self.family.startswith("gemma") and stored.endswith("norm.weight") else 0
         permuted = ARCHITECTURES[self.family] == "llama" and (
             ".attn_q." in stored or ".attn_k." in stored
         )
@@ -122,7 +124,7 @@ class TinyGguf:
 
     def gguf_name(self, name: str) -> str:
         """Hugging Face's tensor name in this architecture's spelling."""
-        return gguf_name(name, NAMES | GEMMA2_NAMES if self.is_gemma2 else NAMES)
+        return gguf_name(name, NAMES | POST_NORM_NAMES if self.has_post_norms else NAMES)
 
     @property
     def head_dim(self) -> int:
@@ -149,18 +151,30 @@ class TinyGguf:
             "rope.dimension_count": self.head_dim,
             "vocab_size": values["vocab_size"],
         }
-        if self.is_gemma2:
-            own |= {
-                "attn_logit_softcapping": values["attn_logit_softcapping"],
-                "final_logit_softcapping": values["final_logit_softcapping"],
-                "attention.sliding_window": values["sliding_window"],
-            }
+        if self.has_post_norms:
+            own |= later_gemma_metadata(values)
         merged = {f"{prefix}.{key}": value for key, value in own.items()}
         merged["general.architecture"] = prefix
         merged |= tokenizer_metadata(self.tokenizer, self.pre, values["vocab_size"])
         merged["tokenizer.chat_template"] = CHAT_TEMPLATE
         merged |= self.metadata
         return {key: value for key, value in merged.items() if value is not None}
+
+
+def later_gemma_metadata(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata that Gemma has from its second version on, without the architecture's prefix."""
+    own = {
+        "attn_logit_softcapping": values.get("attn_logit_softcapping"),
+        "final_logit_softcapping": values.get("final_logit_softcapping"),
+        "attention.sliding_window": values["sliding_window"],
+        "attention.sliding_window_pattern": values.get("sliding_window_pattern"),
+        "rope.freq_base_swa": values.get("rope_local_base_freq"),
+    }
+    scaling = values.get("rope_scaling")
+    if scaling is not None:
+        own["rope.scaling.type"] = scaling["rope_type"]
+        own["rope.scaling.factor"] = scaling["factor"]
+    return own
 
 
 def tokenizer_metadata(

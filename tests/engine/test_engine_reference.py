@@ -85,16 +85,23 @@ def test_directories(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_1"])
-@pytest.mark.parametrize("family", sorted(set(ARCHITECTURES) - {"llama3"}))
+@pytest.mark.parametrize("family", sorted(set(ARCHITECTURES) - {"llama3", "gemma"}))
 def test_gguf_files(tmp_path: Path, family: str, kind: str) -> None:
-    # What transformers does not read must be the family's default: the head size of qwen3, and the
-    # caps of gemma2 and what it scales queries by, which is the head size.
+    # What transformers does not read must be the family's default: the head size of qwen3, and of
+    # later gemmas what queries are scaled by, which is the head size, caps, pattern and ropes.
     defaults: dict[str, dict[str, Any]] = {
         "qwen3": {"head_dim": 128},
         "gemma2": {
             "head_dim": 256,
             "attn_logit_softcapping": 50.0,
             "final_logit_softcapping": 30.0,
+        },
+        "gemma3": {
+            "head_dim": 256,
+            "num_hidden_layers": 6,
+            "sliding_window_pattern": 6,
+            "rope_local_base_freq": 10000.0,
+            "rope_scaling": None,
         },
     }
     config = defaults.get(family, {})

@@ -17,6 +17,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from trunkline.engine.checkpoint import Checkpoint, CheckpointError
 from trunkline.engine.config import ModelOptions
+from trunkline.engine.models.config import RopeConfig
 from trunkline.engine.weights import open_checkpoint
 from trunkline.engine.weights.config_json import parse_config
 from trunkline.engine.weights.default_model import default_model_path
@@ -51,15 +52,20 @@ def test_config_is_that_of_the_same_model_in_hugging_face_format(
     config = open_tiny(tmp_path / "tiny.gguf", tiny).config
     expected = parse_config(tiny.source.config_values, "config.json")
     # GGUF brings llama3 scaling as divisors, which these files do not have, and no dtype.
-    assert config == replace(
-        expected, dtype="bfloat16", rope=replace(config.rope, theta=expected.rope.theta)
-    )
+    rope = replace(config.rope, theta=expected.rope.theta) if family == "llama3" else expected.rope
+    assert config == replace(expected, dtype="bfloat16", rope=rope)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("family", "kind"),
-    [("llama", "Q8_0"), ("qwen2", "F16"), ("qwen3", "Q4_1"), ("gemma2", "Q8_0")],
+    [
+        ("llama", "Q8_0"),
+        ("qwen2", "F16"),
+        ("qwen3", "Q4_1"),
+        ("gemma2", "Q8_0"),
+        ("gemma3", "Q4_0"),
+    ],
 )
 def test_agrees_with_transformers(tmp_path: Path, family: str, kind: str) -> None:
     # transformers does not read the head size of GGUF's qwen3: it must be the family's default
@@ -74,25 +80,37 @@ def test_agrees_with_transformers(tmp_path: Path, family: str, kind: str) -> Non
         assert torch.equal(state[name], tensor), name
 
 
-@pytest.mark.parametrize(("layers", "scalar"), [(26, 256), (42, 256), (46, 144)])
-def test_what_gemma2_files_leave_out(tmp_path: Path, layers: int, scalar: int) -> None:
+@pytest.mark.parametrize(
+    ("family", "layers", "scalar"),
+    [("gemma2", 26, 256), ("gemma2", 42, 256), ("gemma2", 46, 144), ("gemma3", 62, 144)],
+)
+def test_what_gemma_files_leave_out(tmp_path: Path, family: str, layers: int, scalar: int) -> None:
     """27B is the one whose queries are not scaled by the size of a head."""
-    metadata = {
-        "gemma2.block_count": layers,
-        "gemma2.embedding_length": 4608,
-        "gemma2.attention.head_count": 32,
-        "gemma2.attention.key_length": 256,
-        "gemma2.attention.value_length": 256,
-        "gemma2.rope.dimension_count": None,
-        "gemma2.attn_logit_softcapping": None,
-        "gemma2.final_logit_softcapping": None,
-        "gemma2.attention.sliding_window": None,
+    metadata: dict[str, Any] = {
+        "block_count": layers,
+        "embedding_length": 4608,
+        "attention.head_count": 32,
+        "attention.key_length": 256,
+        "attention.value_length": 256,
+        "rope.dimension_count": None,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "attention.sliding_window": None,
+        "attention.sliding_window_pattern": None,
+        "rope.freq_base_swa": None,
     }
-    TinyGguf(family="gemma2", metadata=metadata).write(tmp_path / "tiny.gguf")
+    metadata = {f"{family}.{key}": value for key, value in metadata.items()}
+    TinyGguf(family=family, metadata=metadata).write(tmp_path / "tiny.gguf")
     values = config_values(GgufFile(tmp_path / "tiny.gguf"))
     assert values["query_pre_attn_scalar"] == scalar
-    assert (values["attn_logit_softcapping"], values["final_logit_softcapping"]) == (50.0, 30.0)
-    assert parse_config(values, "tiny.gguf").sliding_window == 4096
+    config = parse_config(values, "tiny.gguf")
+    caps, period = ((50.0, 30.0), 2) if family == "gemma2" else ((None, None), 6)
+    assert (config.attention_soft_cap, config.logit_soft_cap) == caps
+    assert config.sliding_window == 4096
+    assert config.sliding_layers == tuple((layer + 1) % period != 0 for layer in range(layers))
+    if family == "gemma3":
+        assert config.sliding_rope == RopeConfig(theta=10_000.0)
+        assert config.rope == RopeConfig(kind="linear", theta=1_000_000.0, factor=8.0)
 
 
 def test_the_sentencepiece_tokenizer_of_gemma2_files_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,6 +55,10 @@ GEMMA2 = {
     "attn_logit_softcapping": 2.0,
     "final_logit_softcapping": 3.0,
     "tie_word_embeddings": True,
+}
+GEMMA3_ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
 }
 MIXED_LAYERS = ["full_attention", "sliding_attention", "sliding_attention"]
 
@@ -144,7 +149,42 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "logit_soft_cap": 3.0,
         },
     ),
+    "gemma": (
+        "Gemma",
+        {"head_dim": 16, "tie_word_embeddings": True},
+        {
+            "head_dim": 16,
+            "hidden_act": "gelu_tanh",
+            "norm_offset": 1.0,
+            "embedding_scale": 48**0.5,
+        },
+    ),
+    "gemma3": (
+        "Gemma3",
+        {
+            "head_dim": 16,
+            "sliding_window": 37,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "query_pre_attn_scalar": 24,
+            "rope_parameters": GEMMA3_ROPES,
+            "tie_word_embeddings": True,
+        },
+        {
+            "head_dim": 16,
+            "qk_norm": True,
+            "sliding_window": 37,
+            "sliding_layers": (True, True, False),
+            "rope": RopeConfig(kind="linear", theta=1e6, factor=8.0),
+            "sliding_rope": RopeConfig(theta=10000.0),
+            "hidden_act": "gelu_tanh",
+            "norm_offset": 1.0,
+            "post_norms": True,
+            "embedding_scale": 48**0.5,
+            "attention_scale": 24**-0.5,
+        },
+    ),
 }
+TEXT_CONFIGS = {"Gemma3": "Gemma3TextConfig"}  # of classes whose own also has other modalities
 DENSE_FAMILIES = tuple(name for name in FAMILIES if not name.startswith("qwen3-moe"))
 
 
@@ -169,7 +209,8 @@ def reference_model(family: str, seed: int = 0) -> Any:
     import transformers
 
     prefix, changes, _ = FAMILIES[family]
-    config = getattr(transformers, f"{prefix}Config")(**{**BASE, **changes})
+    config_class = getattr(transformers, TEXT_CONFIGS.get(prefix, f"{prefix}Config"))
+    config = config_class(**{**BASE, **copy.deepcopy(changes)})
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
     model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()

@@ -59,6 +59,7 @@ class DecoderConfig:
     max_position: int
     dtype: str = "bfloat16"
     rope: RopeConfig = field(default_factory=RopeConfig)
+    sliding_rope: RopeConfig | None = None  # of layers with a window; None: as the others'
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
     o_bias: bool = False

@@ -90,6 +90,10 @@ class Decoder:
         self.config = config
         self._backend = backend
         self._rotary = backend.create_rotary(rotary_spec(config, num_positions))
+        self._sliding_rotary = self._rotary
+        if config.sliding_rope is not None:
+            spec = rotary_spec(config, num_positions, config.sliding_rope)
+            self._sliding_rotary = backend.create_rotary(spec)
         # The factor is rounded to the dtype, as these models are used to; its products are not.
         scale = torch.tensor(config.embedding_scale).to(backend.dtype).item()
         self.embedding = backend.create_embedding(config.vocab_size, config.hidden_size, scale)
@@ -117,7 +121,7 @@ class Decoder:
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            rotary=self._rotary,
+            rotary=self._sliding_rotary if slides else self._rotary,
             window=config.sliding_window if slides else None,
             scale=config.attention_scale,
             soft_cap=config.attention_soft_cap,

@@ -33,7 +33,9 @@ MODELS: Mapping[str, ModelFactory] = {
     "Qwen2ForCausalLM": Decoder,
     "Qwen3ForCausalLM": Decoder,
     "Qwen3MoeForCausalLM": Decoder,
+    "GemmaForCausalLM": Decoder,
     "Gemma2ForCausalLM": Decoder,
+    "Gemma3ForCausalLM": Decoder,
 }
 
 

@@ -13,17 +13,20 @@ from trunkline.engine.models.config import DecoderConfig, RopeConfig
 from trunkline.kernels import RotarySpec
 
 
-def rotary_spec(config: DecoderConfig, num_positions: int) -> RotarySpec:
+def rotary_spec(
+    config: DecoderConfig, num_positions: int, rope: RopeConfig | None = None
+) -> RotarySpec:
     """The rotary encoding of a decoder.
 
     Args:
         config: the architecture.
         num_positions: how many positions the tables must hold.
+        rope: the variant; None: that of layers without a window.
 
     Raises:
         ValueError: the kind is unknown, or its numbers do not fit the head.
     """
-    rope = config.rope
+    rope = rope or config.rope
     dim = rope.rotary_dim if rope.rotary_dim is not None else config.head_dim
     exponents = torch.arange(0, dim, 2, dtype=torch.int64).to(torch.float32) / dim
     periods = rope.theta**exponents

@@ -13,6 +13,7 @@ from trunkline.engine.models.config import DecoderConfig, ExpertsConfig, RopeCon
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 DTYPES = ("float32", "float16", "bfloat16")
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # as the kernels call them
+SLIDING, FULL = "sliding_attention", "full_attention"  # kinds of layers
 ATTENTION_CAP, LOGIT_CAP = "attn_logit_softcapping", "final_logit_softcapping"
 MAX_SIZE = 2**31 - 1  # sizes and ids travel as int32
 MAX_LAYERS = 10_000
@@ -31,16 +32,19 @@ class _Family:
     sliding_window: int | None = None
     window_needs_flag: bool = False  # sliding_window counts only with use_sliding_window
     window_by_layer: bool = True  # layer_types or max_window_layers say which layers have it
-    window_alternates: bool = False  # without layer_types, every other layer has it, the first too
+    window_pattern: int | None = None  # without layer_types, each layer but every n-th has it
+    theta: float = 10_000.0
+    sliding_theta: float | None = None  # layers with the window have a rope of their own
     experts: bool = False
     tied: bool = False
     activation_key: str = "hidden_act"
     activation: str = "silu"
+    activations: Mapping[str, str] = field(default_factory=lambda: ACTIVATIONS)
     norm_offset: float = 0.0
     post_norms: bool = False
     scaled_embedding: bool = False  # by the root of the hidden size
     query_scalar: int | None = None  # query_pre_attn_scalar counts, and this is its default
-    soft_caps: Mapping[str, float] = field(default_factory=dict)  # keys that count: defaults
+    soft_caps: Mapping[str, float | None] = field(default_factory=dict)  # keys that count: defaults
 
 
 FAMILIES: Mapping[str, _Family] = {
@@ -66,12 +70,23 @@ FAMILIES: Mapping[str, _Family] = {
         window_by_layer=False,
         experts=True,
     ),
+    "GemmaForCausalLM": _Family(
+        model_type="gemma",
+        bias_keys=("attention_bias",),
+        head_dim=256,
+        tied=True,
+        activation="gelu_pytorch_tanh",
+        # Files that say gelu are older than the name of what is meant.
+        activations=ACTIVATIONS | {"gelu": "gelu_tanh"},
+        norm_offset=1.0,
+        scaled_embedding=True,
+    ),
     "Gemma2ForCausalLM": _Family(
         model_type="gemma2",
         bias_keys=("attention_bias",),
         head_dim=256,
         sliding_window=4096,
-        window_alternates=True,
+        window_pattern=2,
         tied=True,
         activation_key="hidden_activation",
         activation="gelu_pytorch_tanh",
@@ -80,6 +95,24 @@ FAMILIES: Mapping[str, _Family] = {
         scaled_embedding=True,
         query_scalar=256,
         soft_caps={ATTENTION_CAP: 50.0, LOGIT_CAP: 30.0},
+    ),
+    "Gemma3ForCausalLM": _Family(
+        model_type="gemma3_text",
+        bias_keys=("attention_bias",),
+        head_dim=256,
+        qk_norm=True,
+        sliding_window=4096,
+        window_pattern=6,
+        theta=1_000_000.0,
+        sliding_theta=10_000.0,
+        tied=True,
+        activation_key="hidden_activation",
+        activation="gelu_pytorch_tanh",
+        norm_offset=1.0,
+        post_norms=True,
+        scaled_embedding=True,
+        query_scalar=256,
+        soft_caps={ATTENTION_CAP: None, LOGIT_CAP: None},
     ),
 }
 
@@ -141,7 +174,8 @@ class _Parser:
             rms_norm_eps=self._number("rms_norm_eps", family.rms_norm_eps),
             max_position=self._size("max_position_embeddings"),
             dtype=self._dtype(),
-            rope=self._rope(),
+            rope=self._rope(self._rope_values(), "rope_theta", family.theta),
+            sliding_rope=self._sliding_rope(),
             tie_word_embeddings=self._flag("tie_word_embeddings", family.tied),
             qkv_bias=family.qkv_bias or attention_bias,
             o_bias=attention_bias,
@@ -196,9 +230,9 @@ class _Parser:
     def _activation(self) -> str:
         key = self._family.activation_key
         name = self._values.get(key, self._family.activation)
-        if name not in ACTIVATIONS:
-            raise self._refusal(key, name, ", ".join(ACTIVATIONS))
-        return ACTIVATIONS[name]
+        if name not in self._family.activations:
+            raise self._refusal(key, name, ", ".join(self._family.activations))
+        return self._family.activations[name]
 
     def _attention_scale(self) -> float | None:
         default = self._family.query_scalar
@@ -211,10 +245,11 @@ class _Parser:
 
     def _soft_cap(self, key: str) -> float | None:
         """A cap, None where the family has none or the file says null."""
-        default = self._family.soft_caps.get(key)
-        if default is None or self._values.get(key, default) is None:
+        caps = self._family.soft_caps
+        value = self._values.get(key, caps.get(key))
+        if key not in caps or value is None:
             return None
-        cap = float(self._number(key, default))
+        cap = float(self._number(key, value))
         if not 0 < cap < math.inf:
             raise self._refusal(key, cap, "numbers above 0, or null for no cap")
         return cap
@@ -239,15 +274,16 @@ class _Parser:
         if not family.window_by_layer:
             layers = (True,) * num_layers
         elif kinds is not None:
-            known = {"sliding_attention": True, "full_attention": False}
+            known = {SLIDING: True, FULL: False}
             if len(kinds) != num_layers or not set(kinds) <= known.keys():
                 raise self._refusal("layer_types", kinds, f"{num_layers} of {', '.join(known)}")
             layers = tuple(known[kind] for kind in kinds)
         elif family.window_needs_flag:
             first = self._number("max_window_layers", 28)
             layers = tuple(layer >= first for layer in range(num_layers))
-        elif family.window_alternates:
-            layers = tuple(layer % 2 == 0 for layer in range(num_layers))
+        elif family.window_pattern is not None:
+            pattern = self._size("sliding_window_pattern", family.window_pattern)
+            layers = tuple((layer + 1) % pattern != 0 for layer in range(num_layers))
         else:
             layers = (True,) * num_layers
         if not any(layers):
@@ -255,8 +291,16 @@ class _Parser:
         window = self._size("sliding_window", window)
         return window, () if all(layers) else layers
 
-    def _rope(self) -> RopeConfig:
-        rope = self._rope_values()
+    def _sliding_rope(self) -> RopeConfig | None:
+        """The rope of layers with the window, where the family has one for them."""
+        theta = self._family.sliding_theta
+        if theta is None:
+            return None
+        rope = self._rope_part(self._rope_object(), SLIDING)
+        return self._rope(rope, "rope_local_base_freq", theta)
+
+    def _rope(self, rope: Mapping[str, Any], theta_key: str, default_theta: float) -> RopeConfig:
+        """One of the config's ropes; its base may stand beside it, under `theta_key`."""
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind not in ROPE_KINDS:
             raise self._refusal("rope_type", kind, ", ".join(ROPE_KINDS))
@@ -264,7 +308,7 @@ class _Parser:
         if partial != 1.0:
             raise self._refusal("partial_rotary_factor", partial, "1.0")
         read = _RopeReader(rope, self._source, kind)
-        theta = read.number("rope_theta", self._values.get("rope_theta", 10_000.0))
+        theta = read.number("rope_theta", self._values.get(theta_key, default_theta))
         if kind == "default":
             return RopeConfig(theta=theta)
         longest = self._size("max_position_embeddings")
@@ -294,6 +338,18 @@ class _Parser:
         )
 
     def _rope_values(self) -> Mapping[str, Any]:
+        """The rope of all layers; of those without the window where the others have their own."""
+        rope = self._rope_object()
+        if self._family.sliding_theta is not None and {FULL, SLIDING} & rope.keys():
+            return self._rope_part(rope, FULL)
+        per_layer_kind = [value for value in rope.values() if isinstance(value, dict)]
+        if per_layer_kind:
+            if any(value != per_layer_kind[0] for value in per_layer_kind):
+                raise self._refusal("rope_parameters", rope, "the same for every layer type")
+            return per_layer_kind[0]
+        return rope
+
+    def _rope_object(self) -> Mapping[str, Any]:
         """`rope_parameters` (new) or `rope_scaling` (old), empty if neither is set."""
         rope = self._values.get("rope_parameters")
         if rope is None:
@@ -302,12 +358,15 @@ class _Parser:
             return {}
         if not isinstance(rope, dict):
             raise self._refusal("rope_parameters", rope, "an object")
-        per_layer_kind = [value for value in rope.values() if isinstance(value, dict)]
-        if per_layer_kind:
-            if any(value != per_layer_kind[0] for value in per_layer_kind):
-                raise self._refusal("rope_parameters", rope, "the same for every layer type")
-            return per_layer_kind[0]
         return rope
+
+    def _rope_part(self, rope: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+        part = rope.get(kind)
+        if part is None:
+            return {}
+        if not isinstance(part, dict):
+            raise self._refusal(f"rope_parameters.{kind}", part, "an object")
+        return part
 
     def _size(self, key: str, default: Any = _REQUIRED, limit: int = MAX_SIZE) -> int:
         value = self._values.get(key)

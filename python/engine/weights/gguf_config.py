@@ -22,24 +22,38 @@ class _Architecture:
     # Gemma's converter adds to the weights of norms what its models multiply with besides.
     norm_offset: float = 0.0
     part_names: Mapping[str, str] = field(default_factory=dict)  # that differ from the others'
+    is_later_gemma: bool = False  # Gemma-2 or newer
+    # Of the one model of the family that scales its queries by another size than the head's.
+    layers_of_largest: int | None = None
+    sliding_theta: float | None = None  # layers with a window have a rope of their own
 
 
+_POST_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 ARCHITECTURES: Mapping[str, _Architecture] = {
     "llama": _Architecture("LlamaForCausalLM", permuted=True),
     "qwen2": _Architecture("Qwen2ForCausalLM"),
     "qwen3": _Architecture("Qwen3ForCausalLM"),
+    "gemma": _Architecture("GemmaForCausalLM", norm_offset=1.0),
     "gemma2": _Architecture(
         "Gemma2ForCausalLM",
         norm_offset=1.0,
-        part_names={
-            "post_attention_norm": "post_attention_layernorm",
-            "ffn_norm": "pre_feedforward_layernorm",
-            "post_ffw_norm": "post_feedforward_layernorm",
-        },
+        part_names=_POST_NORMS,
+        is_later_gemma=True,
+        layers_of_largest=46,
+    ),
+    "gemma3": _Architecture(
+        "Gemma3ForCausalLM",
+        norm_offset=1.0,
+        part_names=_POST_NORMS,
+        is_later_gemma=True,
+        layers_of_largest=62,
+        sliding_theta=10_000.0,
     ),
 }
-# Layers of the one Gemma-2 whose queries are scaled by another size than the head's, 27B.
-GEMMA2_27B_LAYERS = 46
 
 _TOP_LEVEL = {
     "token_embd": "model.embed_tokens",
@@ -110,8 +124,7 @@ def config_values(file: GgufFile) -> dict[str, Any]:
     architecture = ARCHITECTURES[metadata.architecture].name
     if window and architecture == "LlamaForCausalLM":
         architecture = "MistralForCausalLM"  # the llama with a window
-    is_gemma2 = architecture == "Gemma2ForCausalLM"
-    return {
+    values = {
         "architectures": [architecture],
         "vocab_size": _vocab_size(file),
         "hidden_size": hidden,
@@ -130,25 +143,39 @@ def config_values(file: GgufFile) -> dict[str, Any]:
         "sliding_window": window or None,
         "use_sliding_window": bool(window),
         "max_window_layers": 0,
-        **(_gemma2(metadata, hidden // heads, head_dim) if is_gemma2 else {}),
     }
+    if ARCHITECTURES[metadata.architecture].is_later_gemma:
+        del values["sliding_window"]
+        values |= _later_gemma(metadata, hidden // heads, head_dim)
+    return values
 
 
-def _gemma2(metadata: _Metadata, share: int, head_dim: int) -> dict[str, Any]:
-    """What llama.cpp takes a file for; one that lacks a key has the family's value.
+def _later_gemma(metadata: _Metadata, share: int, head_dim: int) -> dict[str, Any]:
+    """What llama.cpp takes a file for; what it leaves out has the family's value.
 
     Args:
         metadata: of the file.
         share: of the hidden size, that a head would have if the heads divided it.
         head_dim: size of a head.
     """
-    is_27b = metadata.size("block_count") == GEMMA2_27B_LAYERS
-    return {
-        "query_pre_attn_scalar": share if is_27b else head_dim,
-        "attn_logit_softcapping": metadata.get("attn_logit_softcapping", float, 50.0),
-        "final_logit_softcapping": metadata.get("final_logit_softcapping", float, 30.0),
-        "sliding_window": metadata.get("attention.sliding_window", int, 4096),
-    }
+    architecture = ARCHITECTURES[metadata.architecture]
+    is_largest = metadata.size("block_count") == architecture.layers_of_largest
+    values: dict[str, Any] = {"query_pre_attn_scalar": share if is_largest else head_dim}
+    for key, kind, name in (
+        ("attn_logit_softcapping", float, "attn_logit_softcapping"),
+        ("final_logit_softcapping", float, "final_logit_softcapping"),
+        ("attention.sliding_window", int, "sliding_window"),
+        ("attention.sliding_window_pattern", int, "sliding_window_pattern"),
+    ):
+        if metadata.has(key):
+            values[name] = metadata.get(key, kind)
+    if architecture.sliding_theta is not None:
+        theta = metadata.get("rope.freq_base_swa", float, architecture.sliding_theta)
+        values["rope_parameters"] = {
+            "full_attention": _rope(metadata),
+            "sliding_attention": {"rope_type": "default", "rope_theta": theta},
+        }
+    return values
 
 
 def frequency_factors(file: GgufFile) -> tuple[float, ...]:
@@ -241,6 +268,9 @@ class _Metadata:
         if value is None:
             raise CheckpointError(f"{self.file.path} lacks the metadata key {full!r}")
         return value
+
+    def has(self, key: str) -> bool:
+        return f"{self.architecture}.{key}" in self.file.metadata
 
     def size(self, key: str, default: int | None = None) -> int:
         value = self.get(key, int, default)

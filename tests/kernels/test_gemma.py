@@ -1,4 +1,4 @@
-"""What Gemma-2 has and others have not: each of it changes results, on every backend the same."""
+"""What Gemma-2 and -3 have and others have not: it changes results, on every backend the same."""
 
 from __future__ import annotations
 
@@ -56,6 +56,16 @@ def test_each_part_matters(part: str, backend: str) -> None:
     """Otherwise comparisons with `transformers` would pass without it."""
     runner = tiny_runner(memory_checkpoint("gemma2", **WITHOUT[part]), backend=backend)
     assert np.abs(logprobs(runner, [prompt(90)]) - whole(backend)).max() > 0.01
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_rope_of_layers_with_a_window_matters(backend: str) -> None:
+    """Gemma-3's are turned by a rope of their own."""
+    found = [
+        logprobs(tiny_runner(memory_checkpoint("gemma3", **changes), backend=backend), [prompt(90)])
+        for changes in ({}, {"sliding_rope": None})
+    ]
+    assert np.abs(found[0] - found[1]).max() > 0.01
 
 
 def large(factor: float) -> MemoryCheckpoint:
