@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -114,6 +115,15 @@ class ChatTemplate:
     def takes_tools(self) -> bool:
         """Whether a template tells the model of `tools`."""
         return self.reads("tools")
+
+    @cached_property
+    def takes_system(self) -> bool:
+        """Whether a chat may begin with a system message."""
+        try:
+            self.render([{"role": role, "content": "Hello"} for role in ("system", "user")])
+        except ChatTemplateError:
+            return False
+        return True
 
     @property
     def content_style(self) -> Literal["text", "parts"]:

@@ -108,6 +108,11 @@ def test_the_template_of_the_default_model_renders_what_transformers_renders() -
         assert checkpoint.chat_template.render(plain) == expected
 
 
+def test_which_templates_take_a_system_message() -> None:
+    takes = {name: compiled(text).takes_system for name, text in TEMPLATES.items()}
+    assert [name for name, does in takes.items() if not does] == ["gemma2"]
+
+
 def test_messages_are_not_changed() -> None:
     messages = [*CHATS["tools"], SAY | {"reasoning": "so"}]
     before = copy.deepcopy(messages)

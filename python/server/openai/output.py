@@ -128,7 +128,9 @@ class OutputPlan:
                 "--tool-call-parser, so that they can be described to it.",
                 "tools",
             )
-        return Chat(messages=with_hint(messages, self.tools.tools, parsers.example), tools=())
+        role = "system" if parsers.template_takes_system else "user"
+        hinted = with_hint(messages, self.tools.tools, parsers.example, role)
+        return Chat(messages=hinted, tools=())
 
     def for_prompt(
         self, prompt: str, sampling: ParsedSampling, continued: str | None = None

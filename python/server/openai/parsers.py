@@ -36,6 +36,10 @@ class Template(Protocol):
     def takes_tools(self) -> bool:
         """Whether it tells the model of tools."""
 
+    @property
+    def takes_system(self) -> bool:
+        """Whether a chat may begin with a system message."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsers:
@@ -54,6 +58,7 @@ class Parsers:
     is_harmony: bool
     template_takes_tools: bool
     template_takes_calls: bool
+    template_takes_system: bool
     call_ids: NewId | None
     example: str | None
     dialect: Dialect
@@ -93,6 +98,7 @@ class Parsers:
             is_harmony=is_harmony,
             template_takes_tools=template.takes_tools,
             template_takes_calls="tool_calls" in template.text,
+            template_takes_system=template.takes_system,
             call_ids={MistralParser: short_id, KimiK2Parser: numbered_id}.get(parser)
             if parser is not None
             else None,

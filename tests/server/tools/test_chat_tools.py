@@ -12,6 +12,7 @@ import httpx
 import openai
 import pydantic
 import pytest
+from tests.chat_templates import GEMMA2
 from tests.server.fake_engine import FakeEngine
 from tests.server.live import Live
 from tests.server.sse import events
@@ -348,6 +349,24 @@ def test_templates_without_tools_are_given_them_as_text():
         results = "".join(f"<tool_response>\n{one}\n</tool_response>\n" for one in (1, 2))
         assert text.endswith(results)
         assert message(live.chat(tools=TOOLS[:1]))["tool_calls"]
+
+
+def test_templates_without_system_messages_are_given_tools_in_the_first_turn():
+    with server(CALL, GEMMA2) as live:
+        assert message(live.chat(tools=TOOLS[:1]))["tool_calls"]
+        text = prompt(live)
+        assert text.startswith("<start_of_turn>user\n# Tools")
+        assert '"name": "get_weather"' in text
+        assert text.endswith("\n\nhi<end_of_turn>\n<start_of_turn>model\n")
+        calls = [{"role": "assistant", "tool_calls": [{**NOW, "id": "a"}]}, SHORT[1]]
+        parts = [{"role": "user", "content": [{"type": "text", "text": "ho"}]}, *calls]
+        message(live.chat(messages=parts, tools=[TOOLS[2]]))
+        assert prompt(live).startswith("<start_of_turn>user\n# Tools")
+        assert " ho<end_of_turn>\n<start_of_turn>model\n<tool_call>" in prompt(live)
+        system = [{"role": "system", "content": "Be kind"}, {"role": "user", "content": "hi"}]
+        response = live.chat(messages=system, tools=TOOLS[:1])
+        assert response.status_code == 400
+        assert response.json()["error"]["message"] == "System role not supported"
 
 
 def test_with_no_parser_calls_stay_text_and_cannot_be_required():

@@ -65,6 +65,7 @@ LIMITS = Limits(vocab_size=300, context_length=512)
 
 class Template:
     takes_tools = True
+    takes_system = True
 
     def __init__(self, text: str = "") -> None:
         self.text = text

@@ -118,18 +118,36 @@ def with_ids(messages: Sequence[Message], new_id: NewId) -> list[Message]:
 
 
 def with_hint(
-    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], example: str
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], example: str, role: str
 ) -> list[Message]:
-    """The same chat, whose system message also says what can be called and how."""
+    """The same chat, in which a message also says what can be called and how.
+
+    Args:
+        messages: the chat.
+        tools: their descriptions.
+        example: of a call.
+        role: of that message: system, or user for models that take no system message.
+    """
     lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     hint = _HINT.format(tools=lines, example=example)
-    first = messages[0]
-    if first["role"] not in ("system", "developer"):
-        return [{"role": "system", "content": hint}, *messages]
-    content = first.get("content") or ""
-    if isinstance(content, str):
-        return [{**first, "content": f"{content}\n\n{hint}".lstrip()}, *messages[1:]]
-    return [{**first, "content": [*content, {"type": "text", "text": hint}]}, *messages[1:]]
+    in_front = role == "user"
+    roles = ("user",) if in_front else ("system", "developer")
+    places = range(len(messages) if in_front else 1)
+    index = next((place for place in places if messages[place]["role"] in roles), None)
+    if index is None:
+        return [{"role": role, "content": hint}, *messages]
+    told = list(messages)
+    told[index] = {**told[index], "content": _both(told[index].get("content"), hint, in_front)}
+    return told
+
+
+def _both(content: Any, text: str, in_front: bool) -> Any:
+    """A message's content with more text, before or after its own."""
+    if isinstance(content, list):
+        part = {"type": "text", "text": text}
+        return [part, *content] if in_front else [*content, part]
+    both = (text, content) if in_front else (content, text)
+    return "\n\n".join(part for part in both if part)
 
 
 def as_text(messages: Sequence[Message]) -> list[Message]:
