@@ -15,7 +15,7 @@ use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
 use super::rotate::{HeadShape, Layer};
-use super::tiles::{Copies, Keys, TILE, TILES, Tile};
+use super::tiles::{Copies, Keys, TILE, TILE_GROUPS, TILES, Tile};
 use crate::attention_step::AttendRow;
 use crate::kv::{KvLayout, MAX_HEAD_DIM};
 use crate::memory::Rows;
@@ -79,7 +79,7 @@ pub(crate) struct MergeItem {
 pub(crate) struct Scratch {
     part: State,
     total: State,
-    scores: Vec<f32>, // [queries][SPLIT]; then weights, as elements, at the start of each row
+    scores: Vec<f32>, // [TILES][MAX_QUERIES][TILE]; weights, as elements, at the start of each row
     copies: Copies,
 }
 
@@ -103,6 +103,12 @@ impl State {
         self.sum[..queries].fill(0.0);
         self.output[..queries * padded_dim].fill(0.0);
     }
+}
+
+/// Where a query's scores with a tile are in `Scratch::scores`.
+#[inline(always)]
+fn scores_at(query: usize, tile: usize) -> usize {
+    (tile * MAX_QUERIES + query) * TILE
 }
 
 impl Scratch {
@@ -145,6 +151,16 @@ struct Work<'a> {
     visible: [(usize, usize); MAX_QUERIES], // first and last key
 }
 
+/// What a few queries see of a split.
+struct Seen {
+    /// Tiles that some of them see.
+    tiles: Range<usize>,
+    /// Tiles that all of them see wholly.
+    whole: Range<usize>,
+    /// Groups before the last that some of them see, and itself.
+    end_group: usize,
+}
+
 impl<'a> Work<'a> {
     #[inline(always)]
     fn new(context: &'a AttendContext<'a>, item: &AttendItem) -> Work<'a> {
@@ -167,9 +183,9 @@ impl<'a> Work<'a> {
         Work { context, keys: Keys::new(context, item), num_queries, queries, visible }
     }
 
-    /// The tiles of a split that some of a few queries see, and those that all of them see wholly.
+    /// What some queries see of a split.
     #[inline(always)]
-    fn tiles(&self, queries: Range<usize>, split: usize) -> (Range<usize>, Range<usize>) {
+    fn seen(&self, queries: Range<usize>, split: usize) -> Seen {
         let (mut some, mut all) = ((usize::MAX, 0), (0, usize::MAX));
         for &(first, last) in &self.visible[queries] {
             some = (some.0.min(first), some.1.max(last));
@@ -178,8 +194,12 @@ impl<'a> Work<'a> {
         let start = split * SPLIT;
         let down = |position: usize| position.saturating_sub(start) / TILE;
         let end = |position: usize| position.saturating_sub(start).div_ceil(TILE).min(TILES);
-        let whole = end(all.0)..down(all.1 + 1).min(TILES);
-        (down(some.0).min(TILES)..end(some.1 + 1), whole)
+        let end_group = (some.1 + 1).saturating_sub(start).div_ceil(LANES).min(SPLIT / LANES);
+        Seen {
+            tiles: down(some.0).min(TILES)..end_group.div_ceil(TILE / LANES),
+            whole: end(all.0)..down(all.1 + 1).min(TILES),
+            end_group,
+        }
     }
 
     /// Which of 16 tokens from `start` on a query sees.
@@ -221,18 +241,16 @@ pub(crate) fn attend<K: Kernel>(
     let work = Work::new(context, item);
     let queries = work.num_queries;
     let padded_dim = context.layout.padded_dim;
-    scratch.total.reset(queries, padded_dim);
+    let Scratch { part, total, scores, copies } = scratch;
     for split in item.splits.clone() {
-        let place = (split == item.splits.start, split + 1 == item.splits.end);
-        attend_split(k, &work, split, place, scratch);
+        let is_first = split == item.splits.start;
+        let state = if is_first || item.partial.is_some() { &mut *total } else { &mut *part };
+        attend_split(k, &work, split, (state, scores, copies));
         if let Some(first) = item.partial {
             let first = first + (split - item.splits.start) * queries;
-            store_partials(context, first, &scratch.part, queries);
-            continue;
-        }
-        for query in 0..queries {
-            let part = partial_of(&scratch.part, query, padded_dim);
-            merge(k, &mut scratch.total, query, part);
+            store_partials(context, first, total, queries);
+        } else if !is_first {
+            merge_all(k, total, part, queries, padded_dim);
         }
     }
     if item.partial.is_some() {
@@ -242,51 +260,33 @@ pub(crate) fn attend<K: Kernel>(
     for (index, member) in context.members[item.members.clone()].iter().enumerate() {
         for offset in 0..shared {
             let head = item.kv_head * shared + offset;
-            finish(k, context, (member.token, head), (&mut scratch.total, index * shared + offset));
+            finish(k, context, (member.token, head), (total, index * shared + offset));
         }
     }
 }
 
-/// Results of all queries for one split, in `scratch.part`.
+/// Results of all queries for one split.
 #[inline(always)]
 fn attend_split<K: Kernel>(
     k: K,
     work: &Work<'_>,
     split: usize,
-    (is_first, is_last): (bool, bool),
-    scratch: &mut Scratch,
+    (state, scores, copies): (&mut State, &mut [f32], &mut Copies),
 ) {
-    let (part, scores) = (&mut scratch.part, scratch.scores.as_mut_slice());
     let height = if K::TILE_VECTORS == 4 { 6 } else { 4 };
-    let (seen, _) = work.tiles(0..work.num_queries, split);
+    let Seen { tiles: seen, .. } = work.seen(0..work.num_queries, split);
     let mut tiles = [Tile::EMPTY; TILES];
-    for index in seen.clone() {
+    for index in seen {
         let start = split * SPLIT + index * TILE;
-        let tile = work.keys.tile::<K>(start, index, &mut scratch.copies);
-        let fetch = |is_wanted, start| {
-            if is_wanted { work.keys.keys_to_fetch(start) } else { None }
-        };
-        tiles[index] = Tile {
-            fetches: true,
-            // A split before has fetched them otherwise.
-            next_keys: fetch(is_first && index + 1 < seen.end, start + TILE),
-            later_keys: fetch(!is_last, start + SPLIT),
-            ..tile
-        };
+        tiles[index] = work.keys.tile::<K>(start, index, copies);
     }
     for query in (0..work.num_queries).step_by(height) {
         let count = (work.num_queries - query).min(height);
-        by_height!(K, count, weigh(k, work, (split, &tiles), query, (part, scores)));
-        for tile in &mut tiles {
-            tile.fetches = false;
-        }
+        by_height!(K, count, weigh(k, work, (split, &tiles), query, (state, scores)));
     }
     for query in (0..work.num_queries).step_by(height) {
         let count = (work.num_queries - query).min(height);
-        for tile in &mut tiles {
-            tile.fetches = query == 0;
-        }
-        by_height!(K, count, add_values(k, work, (split, &tiles), query, (part, scores)));
+        by_height!(K, count, add_values(k, work, (split, &tiles), query, (state, scores)));
     }
 }
 
@@ -297,36 +297,104 @@ fn weigh<K: Kernel, const R: usize, const V: usize>(
     work: &Work<'_>,
     (split, tiles): (usize, &[Tile; TILES]),
     first: usize,
-    (part, scores): (&mut State, &mut [f32]),
+    (state, scores): (&mut State, &mut [f32]),
 ) {
+    let s = k.simd();
+    let seen = work.seen(first..first + R, split);
     let mut queries = [std::ptr::null(); R];
     queries.copy_from_slice(&work.queries[first..first + R]);
-    let (seen, whole) = work.tiles(first..first + R, split);
-    let scores = &mut scores[first * SPLIT..(first + R) * SPLIT];
-    for index in seen.clone() {
-        let tile = &tiles[index];
-        for group in (0..4).step_by(V) {
-            let sums = dot_keys::<K, R, V>(k, queries, tile, group, work.context.layout);
-            for (row, sums) in sums.iter().enumerate() {
-                for (offset, &sum) in sums.iter().enumerate() {
-                    let lane = (group + offset) * LANES;
-                    let mut score = capped(k, sum, work.context.soft_cap);
-                    if !whole.contains(&index) {
-                        let visible = work.visible(first + row, tile.start + lane);
-                        score = k.simd().select(visible, score, k.simd().splat(f32::NEG_INFINITY));
-                    }
-                    let at = row * SPLIT + index * TILE + lane;
-                    // SAFETY: bounds are checked by the slice.
-                    unsafe { k.simd().store(scores[at..at + LANES].as_mut_ptr(), score) };
+    for index in seen.tiles.clone() {
+        let (tile, left) = (&tiles[index], seen.end_group - index * TILE_GROUPS);
+        let scores = &mut scores[scores_at(first, index)..scores_at(first + R, index)];
+        if V == TILE_GROUPS && left <= 2 {
+            score::<K, R, 2>(k, queries, (tile, 0), work.context.layout.dim_words, scores);
+        } else {
+            for group in (0..left.min(TILE_GROUPS)).step_by(V) {
+                score::<K, R, V>(k, queries, (tile, group), work.context.layout.dim_words, scores);
+            }
+        }
+        if work.context.soft_cap.is_some() || !seen.whole.contains(&index) {
+            for (row, scores) in scores.chunks_exact_mut(TILE).enumerate() {
+                finish_scores(k, work, (first + row, tile.start), scores);
+            }
+        }
+    }
+    // One kind of step for all queries before the next: their latencies overlap.
+    let groups = (seen.tiles.start, seen.end_group);
+    let mut maxima = [s.splat(0.0); R];
+    for row in 0..R {
+        maxima[row] = highest(k, scores, first + row, groups);
+    }
+    for row in 0..R {
+        let maximum = s.highest(maxima[row]);
+        state.maximum[first + row] = maximum;
+    }
+    let mut sums = [s.splat(0.0); R];
+    for row in 0..R {
+        let shift = s.splat(state.maximum[first + row]);
+        sums[row] = soften(k, scores, first + row, groups, shift);
+    }
+    for row in 0..R {
+        state.sum[first + row] = s.sum(sums[row]);
+    }
+}
+
+/// Scores, before any cap, of `R` queries with `V` groups of a tile.
+#[inline(always)]
+fn score<K: Kernel, const R: usize, const V: usize>(
+    k: K,
+    queries: [*const u32; R],
+    (tile, group): (&Tile, usize),
+    dim_words: usize,
+    scores: &mut [f32],
+) {
+    let s = k.simd();
+    let mut sums = [[s.splat(0.0); V]; R];
+    let mut keys = [tile.keys[group]; V];
+    keys.copy_from_slice(&tile.keys[group..group + V]);
+    for word in 0..dim_words {
+        // SAFETY: queries and groups hold `dim_words` words per token.
+        unsafe {
+            let mut b = [k.load_words(keys[0].add(word * LANES)); V];
+            for offset in 1..V {
+                b[offset] = k.load_words(keys[offset].add(word * LANES));
+            }
+            for row in 0..R {
+                let a = k.splat_word(*queries[row].add(word));
+                for offset in 0..V {
+                    sums[row][offset] = k.dot(sums[row][offset], a, b[offset]);
                 }
             }
         }
     }
+    assert!(scores.len() == R * TILE && group + V <= TILE_GROUPS);
     for row in 0..R {
-        let scores = &mut scores[row * SPLIT..(row + 1) * SPLIT];
-        let (maximum, sum) = soften(k, scores, seen.start * TILE..seen.end * TILE);
-        part.maximum[first + row] = maximum;
-        part.sum[first + row] = sum;
+        for offset in 0..V {
+            let at = row * TILE + (group + offset) * LANES;
+            // SAFETY: just checked.
+            unsafe { s.store(scores.as_mut_ptr().add(at), sums[row][offset]) };
+        }
+    }
+}
+
+/// Cap a query's scores with the tile at `start`, and make those of keys that it does not see
+/// infinitely low.
+#[inline(always)]
+fn finish_scores<K: Kernel>(
+    k: K,
+    work: &Work<'_>,
+    (query, start): (usize, usize),
+    scores: &mut [f32],
+) {
+    let s = k.simd();
+    for (group, scores) in scores.chunks_exact_mut(LANES).enumerate() {
+        let visible = work.visible(query, start + group * LANES);
+        // SAFETY: a chunk is a vector long.
+        unsafe {
+            let score = capped(k, s.load(scores.as_ptr()), work.context.soft_cap);
+            let score = s.select(visible, score, s.splat(f32::NEG_INFINITY));
+            s.store(scores.as_mut_ptr(), score);
+        }
     }
 }
 
@@ -342,76 +410,68 @@ fn capped<K: Kernel>(k: K, score: Vector<K>, soft_cap: Option<f32>) -> Vector<K>
     s.mul(s.sub(one, rest), s.splat(cap * LOG2_E))
 }
 
-/// Scores of `R` queries with `V` groups from `group` on.
+/// The largest of a query's scores with some groups of a split, from a tile on.
 #[inline(always)]
-fn dot_keys<K: Kernel, const R: usize, const V: usize>(
+fn highest<K: Kernel>(
     k: K,
-    queries: [*const u32; R],
-    tile: &Tile,
-    group: usize,
-    layout: KvLayout,
-) -> [[Vector<K>; V]; R] {
-    let mut sums = [[k.simd().splat(0.0); V]; R];
-    let mut keys = [tile.keys[group]; V];
-    keys.copy_from_slice(&tile.keys[group..group + V]);
-    for word in 0..layout.dim_words {
-        if tile.fetches {
-            for offset in 0..V {
-                k.prefetch(tile.values[group + offset].wrapping_add(word * LANES));
-                if let Some(next) = tile.next_keys {
-                    k.prefetch(next[group + offset].wrapping_add(word * LANES));
-                }
-            }
-        }
-        // SAFETY: queries and groups hold `dim_words` words per token.
-        unsafe {
-            let mut b = [k.load_words(keys[0].add(word * LANES)); V];
-            for offset in 1..V {
-                b[offset] = k.load_words(keys[offset].add(word * LANES));
-            }
-            for row in 0..R {
-                let a = k.splat_word(*queries[row].add(word));
-                for offset in 0..V {
-                    sums[row][offset] = k.dot(sums[row][offset], a, b[offset]);
-                }
-            }
+    scores: &[f32],
+    query: usize,
+    (first_tile, end_group): (usize, usize),
+) -> Vector<K> {
+    let s = k.simd();
+    let mut highest = [s.splat(LOWEST); 2];
+    for tile in first_tile..end_group.div_ceil(TILE_GROUPS) {
+        let scores = &scores[scores_at(query, tile)..scores_at(query + 1, tile)];
+        for group in 0..TILE_GROUPS.min(end_group - tile * TILE_GROUPS) {
+            let at = group * LANES;
+            // SAFETY: bounds are checked by the slice.
+            let score = unsafe { s.load(scores[at..at + LANES].as_ptr()) };
+            highest[group % 2] = s.max(highest[group % 2], score);
         }
     }
-    sums
+    s.max(highest[0], highest[1])
 }
 
-/// Turn the scores in a range of a split (whole tiles) into weights; their maximum and sum.
+/// Turn a query's scores with some groups of a split, from a tile on, into weights; their sums.
 #[inline(always)]
-fn soften<K: Kernel>(k: K, scores: &mut [f32], range: Range<usize>) -> (f32, f32) {
+fn soften<K: Kernel>(
+    k: K,
+    scores: &mut [f32],
+    query: usize,
+    (first_tile, end_group): (usize, usize),
+    shift: Vector<K>,
+) -> Vector<K> {
     let s = k.simd();
-    let mut highest = [s.splat(LOWEST); 4];
-    for at in range.clone().step_by(TILE) {
-        for (group, highest) in highest.iter_mut().enumerate() {
-            let at = at + group * LANES;
-            // SAFETY: bounds are checked by the slice.
-            *highest = s.max(*highest, unsafe { s.load(scores[at..at + LANES].as_ptr()) });
+    let mut sums = [s.splat(0.0); TILE_GROUPS];
+    for tile in first_tile..end_group / TILE_GROUPS {
+        let scores = &mut scores[scores_at(query, tile)..scores_at(query + 1, tile)];
+        for group in 0..TILE_GROUPS {
+            sums[group] = s.add(sums[group], soften_group(k, scores, group, shift));
         }
     }
-    let [a, b, c, d] = highest;
-    let maximum = s.highest(s.max(s.max(a, b), s.max(c, d)));
-    let shift = s.splat(maximum);
-    let mut sums = [s.splat(0.0); 4];
-    for at in range.step_by(TILE) {
-        for (group, sum) in sums.iter_mut().enumerate() {
-            let at = at + group * LANES;
-            // SAFETY: bounds are checked by the slices; elements take no more room than scores, so
-            // none is written that is still to be read.
-            unsafe {
-                let score = s.load(scores[at..at + LANES].as_ptr());
-                let weight = exp2(s, s.sub(score, shift));
-                *sum = s.add(*sum, weight);
-                let to = scores[at / K::PER_WORD..][..LANES / K::PER_WORD].as_mut_ptr();
-                k.store_elements(to.cast(), weight);
-            }
-        }
+    let tile = (end_group / TILE_GROUPS).max(first_tile);
+    for group in 0..end_group.saturating_sub(tile * TILE_GROUPS) {
+        let scores = &mut scores[scores_at(query, tile)..scores_at(query + 1, tile)];
+        sums[group] = s.add(sums[group], soften_group(k, scores, group, shift));
     }
     let [a, b, c, d] = sums;
-    (maximum, s.sum(s.add(s.add(a, b), s.add(c, d))))
+    s.add(s.add(a, b), s.add(c, d))
+}
+
+/// Weights of a query for a group of a tile.
+#[inline(always)]
+fn soften_group<K: Kernel>(k: K, scores: &mut [f32], group: usize, shift: Vector<K>) -> Vector<K> {
+    let s = k.simd();
+    let at = group * LANES;
+    // SAFETY: bounds are checked by the slices; elements take no more room than scores, so none is
+    // written that is still to be read.
+    unsafe {
+        let score = s.load(scores[at..at + LANES].as_ptr());
+        let weight = exp2(s, s.sub(score, shift));
+        let to = scores[at / K::PER_WORD..][..LANES / K::PER_WORD].as_mut_ptr();
+        k.store_elements(to.cast(), weight);
+        weight
+    }
 }
 
 /// Weights of `R` queries times values.
@@ -421,22 +481,19 @@ fn add_values<K: Kernel, const R: usize, const V: usize>(
     work: &Work<'_>,
     (split, tiles): (usize, &[Tile; TILES]),
     first: usize,
-    (part, weights): (&mut State, &mut [f32]),
+    (state, weights): (&mut State, &[f32]),
 ) {
     let padded_dim = work.context.layout.padded_dim;
-    let (seen, _) = work.tiles(first..first + R, split);
-    let mut rows = [std::ptr::null(); R];
-    for (row, start) in rows.iter_mut().enumerate() {
-        *start = weights[(first + row) * SPLIT..(first + row + 1) * SPLIT].as_ptr().cast();
-    }
-    let output = &mut part.output[first * padded_dim..(first + R) * padded_dim];
+    let seen = work.seen(first..first + R, split);
+    let weights = &weights[scores_at(first, 0)..];
+    let output = &mut state.output[first * padded_dim..(first + R) * padded_dim];
     let mut column = 0;
     while column + V * LANES <= padded_dim {
-        add_columns::<K, R, V>(k, (tiles, seen.clone()), rows, output, (column, padded_dim));
+        add_columns::<K, R, V>(k, (tiles, &seen), weights, output, (column, padded_dim));
         column += V * LANES;
     }
     while column < padded_dim {
-        add_columns::<K, R, 1>(k, (tiles, seen.clone()), rows, output, (column, padded_dim));
+        add_columns::<K, R, 1>(k, (tiles, &seen), weights, output, (column, padded_dim));
         column += LANES;
     }
 }
@@ -445,47 +502,65 @@ fn add_values<K: Kernel, const R: usize, const V: usize>(
 #[inline(always)]
 fn add_columns<K: Kernel, const R: usize, const V: usize>(
     k: K,
-    (tiles, seen): (&[Tile; TILES], Range<usize>),
-    weights: [*const u32; R],
+    (tiles, seen): (&[Tile; TILES], &Seen),
+    weights: &[f32],
     output: &mut [f32],
     (column, padded_dim): (usize, usize),
 ) {
     let s = k.simd();
     let mut sums = [[s.splat(0.0); V]; R];
-    let group_rows = LANES / K::PER_WORD;
-    for index in seen {
+    for index in seen.tiles.clone() {
         let tile = &tiles[index];
-        for (group, &values) in tile.values.iter().enumerate() {
-            let at = (index * 4 + group) * group_rows;
-            for word in 0..group_rows {
-                if let (true, Some(later)) = (tile.fetches, tile.later_keys) {
-                    for vector in 0..V {
-                        let line = word * padded_dim + column + vector * LANES;
-                        k.prefetch(later[group].wrapping_add(line));
-                    }
+        let weights = &weights[scores_at(0, index)..][..R * TILE];
+        let place = (column, padded_dim);
+        match seen.end_group - index * TILE_GROUPS {
+            0..TILE_GROUPS => {
+                let groups = seen.end_group - index * TILE_GROUPS;
+                add_tile::<K, R, V>(k, (tile, groups), weights, &mut sums, place);
+            }
+            _ => add_tile::<K, R, V>(k, (tile, TILE_GROUPS), weights, &mut sums, place),
+        }
+    }
+    assert!(output.len() == R * padded_dim && column + V * LANES <= padded_dim);
+    for row in 0..R {
+        for vector in 0..V {
+            let at = row * padded_dim + column + vector * LANES;
+            // SAFETY: just checked.
+            unsafe { s.store(output.as_mut_ptr().add(at), sums[row][vector]) };
+        }
+    }
+}
+
+/// Add weights times values of a tile's leading groups: the first words of all groups, then the
+/// next, as memory is faster where several streams are read at once.
+#[inline(always)]
+fn add_tile<K: Kernel, const R: usize, const V: usize>(
+    k: K,
+    (tile, groups): (&Tile, usize),
+    weights: &[f32],
+    sums: &mut [[Vector<K>; V]; R],
+    (column, padded_dim): (usize, usize),
+) {
+    let group_rows = LANES / K::PER_WORD;
+    assert!(weights.len() == R * TILE && groups <= TILE_GROUPS);
+    for word in 0..group_rows {
+        for group in 0..groups {
+            // SAFETY: a group holds `group_rows * padded_dim` words, a query's weights are within
+            // its scores with the tile.
+            unsafe {
+                let from = tile.values[group].add(word * padded_dim + column);
+                let mut b = [k.load_words(from); V];
+                for vector in 1..V {
+                    b[vector] = k.load_words(from.add(vector * LANES));
                 }
-                // SAFETY: a group holds `group_rows * padded_dim` words, `weights` a split each.
-                unsafe {
-                    let from = values.add(word * padded_dim + column);
-                    let mut b = [k.load_words(from); V];
-                    for vector in 1..V {
-                        b[vector] = k.load_words(from.add(vector * LANES));
-                    }
-                    for row in 0..R {
-                        let a = k.splat_word(*weights[row].add(at + word));
-                        for vector in 0..V {
-                            sums[row][vector] = k.dot(sums[row][vector], a, b[vector]);
-                        }
+                let at = group * group_rows + word;
+                for row in 0..R {
+                    let a = k.splat_word(*weights.as_ptr().cast::<u32>().add(row * TILE + at));
+                    for vector in 0..V {
+                        sums[row][vector] = k.dot(sums[row][vector], a, b[vector]);
                     }
                 }
             }
-        }
-    }
-    for (row, sums) in sums.iter().enumerate() {
-        for (vector, &sum) in sums.iter().enumerate() {
-            let at = row * padded_dim + column + vector * LANES;
-            // SAFETY: bounds are checked by the slice.
-            unsafe { s.store(output[at..at + LANES].as_mut_ptr(), sum) };
         }
     }
 }
@@ -498,6 +573,51 @@ fn partial_of(state: &State, query: usize, padded_dim: usize) -> Partial<'_> {
     (output, state.maximum[query], state.sum[query])
 }
 
+/// Add the results of a later split to the totals of all queries.
+#[inline(always)]
+fn merge_all<K: Kernel>(k: K, total: &mut State, part: &State, queries: usize, padded_dim: usize) {
+    let s = k.simd();
+    let mut scales = [[0.0; LANES]; 2];
+    for first in (0..queries).step_by(LANES) {
+        let lanes = first..first + LANES;
+        let totals = (&mut total.maximum[lanes.clone()], &mut total.sum[lanes.clone()]);
+        // SAFETY: slices and arrays are a vector long.
+        unsafe {
+            let before = s.load(totals.0.as_ptr());
+            let maximum = s.load(part.maximum[lanes.clone()].as_ptr());
+            let highest = s.max(maximum, before);
+            let (old, new) = (exp2(s, s.sub(before, highest)), exp2(s, s.sub(maximum, highest)));
+            let sum = s.mul(s.load(totals.1.as_ptr()), old);
+            let sum = s.add(sum, s.mul(s.load(part.sum[lanes].as_ptr()), new));
+            s.store(totals.0.as_mut_ptr(), highest);
+            s.store(totals.1.as_mut_ptr(), sum);
+            s.store(scales[0].as_mut_ptr(), old);
+            s.store(scales[1].as_mut_ptr(), new);
+        }
+        for lane in 0..LANES.min(queries - first) {
+            let at = (first + lane) * padded_dim;
+            let to = &mut total.output[at..at + padded_dim];
+            let from = &part.output[at..at + padded_dim];
+            add_scaled(k, to, from, [s.splat(scales[0][lane]), s.splat(scales[1][lane])]);
+        }
+    }
+}
+
+/// `to * old + from * new`, rounded twice, in whole vectors.
+#[inline(always)]
+fn add_scaled<K: Kernel>(k: K, to: &mut [f32], from: &[f32], [old, new]: [Vector<K>; 2]) {
+    let s = k.simd();
+    assert!(to.len() == from.len() && to.len().is_multiple_of(LANES));
+    for at in (0..to.len()).step_by(LANES) {
+        // SAFETY: both are as many whole vectors long.
+        unsafe {
+            let (to, from) = (to.as_mut_ptr().add(at), from.as_ptr().add(at));
+            let scaled = s.mul(s.load(to), old);
+            s.store(to, s.fma(s.load(from), new, scaled));
+        }
+    }
+}
+
 /// Add a later split's result to the total.
 #[inline(always)]
 fn merge<K: Kernel>(k: K, total: &mut State, query: usize, part: Partial<'_>) {
@@ -505,22 +625,16 @@ fn merge<K: Kernel>(k: K, total: &mut State, query: usize, part: Partial<'_>) {
     let (output, maximum, sum) = part;
     let before = total.maximum[query];
     let highest = if maximum > before { maximum } else { before };
-    let mut scales = [0.0; LANES];
-    scales[0] = before - highest;
-    scales[1] = maximum - highest;
+    // Vectors of equal lanes: nothing waits for a value to go through memory.
+    let (old, new) = (exp2(s, s.splat(before - highest)), exp2(s, s.splat(maximum - highest)));
+    let sum = s.add(s.mul(s.splat(total.sum[query]), old), s.mul(s.splat(sum), new));
+    let mut sums = [0.0; LANES];
     // SAFETY: the array is a vector long.
-    unsafe { s.store(scales.as_mut_ptr(), exp2(s, s.load(scales.as_ptr()))) };
+    unsafe { s.store(sums.as_mut_ptr(), sum) };
     total.maximum[query] = highest;
-    total.sum[query] = total.sum[query] * scales[0] + sum * scales[1];
-    let (old, new) = (s.splat(scales[0]), s.splat(scales[1]));
+    total.sum[query] = sums[0];
     let to = &mut total.output[query * output.len()..(query + 1) * output.len()];
-    for (to, from) in to.chunks_exact_mut(LANES).zip(output.chunks_exact(LANES)) {
-        // SAFETY: chunks are a vector long.
-        unsafe {
-            let scaled = s.mul(s.load(to.as_ptr()), old);
-            s.store(to.as_mut_ptr(), s.fma(s.load(from.as_ptr()), new, scaled));
-        }
-    }
+    add_scaled(k, to, output, [old, new]);
 }
 
 fn store_partials(context: &AttendContext<'_>, first: usize, state: &State, queries: usize) {

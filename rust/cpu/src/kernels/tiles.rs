@@ -8,6 +8,8 @@ use crate::simd::{Kernel, LANES};
 
 /// Tokens of a tile: four groups.
 pub(crate) const TILE: usize = 4 * LANES;
+/// Groups of a tile.
+pub(crate) const TILE_GROUPS: usize = TILE / LANES;
 /// Tiles of a split.
 pub(crate) const TILES: usize = SPLIT / TILE;
 
@@ -17,23 +19,11 @@ pub(crate) struct Tile {
     pub(crate) start: usize,
     pub(crate) keys: [*const u32; 4],
     pub(crate) values: [*const u32; 4],
-    /// Whether to fetch from memory what is needed soon: with the keys, this tile's values and
-    /// `next_keys`; with the values, `later_keys`.
-    pub(crate) fetches: bool,
-    /// Keys of the next tile, and of the tile a split later.
-    pub(crate) next_keys: Option<[*const u32; 4]>,
-    pub(crate) later_keys: Option<[*const u32; 4]>,
 }
 
 impl Tile {
-    pub(crate) const EMPTY: Tile = Tile {
-        start: 0,
-        keys: [std::ptr::null(); 4],
-        values: [std::ptr::null(); 4],
-        fetches: false,
-        next_keys: None,
-        later_keys: None,
-    };
+    pub(crate) const EMPTY: Tile =
+        Tile { start: 0, keys: [std::ptr::null(); 4], values: [std::ptr::null(); 4] };
 }
 
 /// Groups brought together for tiles that cannot be used as they lie, one per thread.
@@ -82,19 +72,6 @@ impl<'a> Keys<'a> {
         let start = self.context.layout.group_start(page, self.kv_head, offset);
         // SAFETY: pages in the table lie within the layer.
         unsafe { self.context.layer.0.add(start) }
-    }
-
-    /// Keys of the tile at `start`, to be fetched; None where they cannot be used as they lie.
-    #[inline(always)]
-    pub(crate) fn keys_to_fetch(&self, start: usize) -> Option<[*const u32; 4]> {
-        let mut groups = [std::ptr::null(); 4];
-        if start >= self.kv_len || !self.context.layout.is_grouped() {
-            return None;
-        }
-        for (index, group) in groups.iter_mut().enumerate() {
-            *group = self.group((start + index * LANES).min(self.kv_len - 1));
-        }
-        Some(groups)
     }
 
     /// Find the tile at `start`, number `index` of its split.
