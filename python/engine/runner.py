@@ -113,6 +113,14 @@ class Runner:
             self.model = load_model(
                 checkpoint, self.backend, options.max_context_len, options.progress
             )
+        if options.computation.kv_dtype != "auto":
+            logger.info(
+                "Keys and values are stored in %s with %s",
+                options.computation.kv_dtype,
+                "the checkpoint's scales"
+                if config.kv_scales
+                else "a scale of 1: the checkpoint has none",
+            )
         self._program = self._create_program()
 
     def resize(self, options: RunnerOptions) -> None:

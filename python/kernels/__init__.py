@@ -31,6 +31,7 @@ from trunkline.kernels.interface import (
     Weight,
 )
 from trunkline.kernels.registry import BACKENDS, BackendEntry, is_supported, select_backend
+from trunkline.kernels.tensor_weights import KvScales
 
 __all__ = [
     "BACKENDS",
@@ -47,6 +48,7 @@ __all__ = [
     "Finished",
     "ForwardOutputs",
     "KvPool",
+    "KvScales",
     "KvSpec",
     "LinearPart",
     "LinearSpec",

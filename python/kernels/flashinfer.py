@@ -141,12 +141,18 @@ class FlashInferAttention:
             self._fallback.attend(query, spec, batch, out)
             return
         kind = Kind.of(spec)
-        pages = (batch.pool.keys[spec.layer], batch.pool.values[spec.layer])
+        layer = batch.layer(spec)
+        pages = (layer.keys, layer.values)
+        scales = {}
+        if layer.keys.dtype != query.dtype:
+            scales = {"k_scale": layer.key_scale, "v_scale": layer.value_scale}
         decode = batch.num_decode_rows
         if decode:
-            self._decoding(kind, batch).wrapper.run(query[:decode], pages, out=out[:decode])
+            wrapper = self._decoding(kind, batch).wrapper
+            wrapper.run(query[:decode], pages, out=out[:decode], **scales)
         if query.shape[0] > decode:
-            self._prefilling(kind, batch).wrapper.run(query[decode:], pages, out=out[decode:])
+            wrapper = self._prefilling(kind, batch).wrapper
+            wrapper.run(query[decode:], pages, out=out[decode:], **scales)
 
     def _decoding(self, kind: Kind, batch: DeviceBatch) -> Planned:
         if batch.is_captured:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 if TYPE_CHECKING:
+    from trunkline.kernels.tensor_weights import KvScales
     from trunkline.plan import Plan
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
@@ -136,6 +137,7 @@ class AttentionSpec:
     sinks: Weight | None = None  # of `Backend.create_sinks`
     query_norm: Weight | None = None
     key_norm: Weight | None = None
+    kv_scales: KvScales | None = None  # for pools in fp8; others do without
 
     def __post_init__(self) -> None:
         """Refuse values that backends would take for no window and no cap."""

@@ -5,6 +5,7 @@ See `interface.Weight`. Backends that pack or quantise a weight have handles of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -84,6 +85,38 @@ class SinksWeight(TensorWeight):
     def __init__(self, num_heads: int, like: torch.Tensor) -> None:
         self.scores = like.new_zeros(num_heads, dtype=torch.float32)
         super().__init__("sinks", self.scores)
+
+
+class KvScales:
+    """What a layer's keys and values are divided by in fp8.
+
+    Its parts are `k_scale` and `v_scale`, a number each; 1 until they are loaded.
+    """
+
+    num_bytes = 0
+
+    def __init__(self) -> None:
+        self._values = {"k_scale": 1.0, "v_scale": 1.0}
+
+    @property
+    def shapes(self) -> Shapes:
+        return dict.fromkeys(self._values, (1,))
+
+    @property
+    def key(self) -> float:
+        """Of keys."""
+        return self._values["k_scale"]
+
+    @property
+    def value(self) -> float:
+        """Of values."""
+        return self._values["v_scale"]
+
+    def load(self, part: str, tensor: torch.Tensor) -> None:
+        scale = float(tensor.item())
+        if not 0 < scale < math.inf:
+            raise ValueError(f"{part} is {scale}, must be above 0 and finite")
+        self._values[part] = scale
 
 
 class FusedParts:

@@ -300,6 +300,27 @@ def test_caps_are_no_other_familys() -> None:
     assert (config.attention_soft_cap, config.logit_soft_cap) == (None, None)
 
 
+SCHEME = {
+    "dynamic": False, "num_bits": 8, "strategy": "tensor", "symmetric": True, "type": "float",
+}  # fmt: skip
+PER_HEAD = SCHEME | {"strategy": "attn_head"}
+COMPRESSED = {
+    "config_groups": {},
+    "kv_cache_scheme": SCHEME,
+    "quant_method": "compressed-tensors",
+    "quantization_status": "compressed",
+}
+
+
+def test_scales_of_keys_and_values() -> None:
+    config = parse(quantization_config=COMPRESSED)
+    assert config.kv_scales
+    added = expected_tensors(config).keys() - expected_tensors(parse()).keys()
+    names = {f"model.layers.{layer}.self_attn" for layer in range(config.num_layers)}
+    assert added == {f"{name}.{part}" for name in names for part in ("k_scale", "v_scale")}
+    assert not parse(quantization_config=COMPRESSED | {"kv_cache_scheme": None}).kv_scales
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -313,6 +334,18 @@ def test_caps_are_no_other_familys() -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5 is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported; supported: silu"),
         ({"quantization_config": {"quant_method": "awq"}}, "quant_method = 'awq'.*GGUF files"),
+        (
+            {"quantization_config": COMPRESSED | {"config_groups": {"group_0": {}}}},
+            "quant_method = 'compressed-tensors'.*nothing but keys and values",
+        ),
+        (
+            {"quantization_config": COMPRESSED | {"kv_cache_scheme": {"type": "int"}}},
+            "kv_cache_scheme.type = 'int' is not supported; supported: 'float'",
+        ),
+        (
+            {"quantization_config": COMPRESSED | {"kv_cache_scheme": PER_HEAD}},
+            "kv_cache_scheme.strategy = 'attn_head'.*'tensor'",
+        ),
         ({"torch_dtype": "float64"}, "dtype = 'float64' is not supported; supported: float32"),
         ({"hidden_size": None}, "lacks the key 'hidden_size'"),
         ({"hidden_size": "64"}, "hidden_size = '64' is not supported; supported: an integer"),

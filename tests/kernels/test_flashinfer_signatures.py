@@ -14,6 +14,7 @@ OPTIONS = {
     "kv_data_type": None,
     "o_data_type": None,
 }
+SCALES = {"k_scale": 1.0, "v_scale": 1.0}
 
 
 def test_decode_wrapper() -> None:
@@ -25,7 +26,7 @@ def test_decode_wrapper() -> None:
     # `plan` passes what follows page_size on.
     plan = inspect.signature(wrapper._plan_impl)
     plan.bind(None, None, None, None, 1, 1, 1, 1, **OPTIONS)
-    inspect.signature(wrapper.run).bind(None, None, (None, None), out=None)
+    inspect.signature(wrapper.run).bind(None, None, (None, None), out=None, **SCALES)
 
 
 def test_prefill_wrapper() -> None:
@@ -33,4 +34,4 @@ def test_prefill_wrapper() -> None:
     inspect.signature(wrapper).bind(None, "NHD")
     plan = inspect.signature(wrapper.plan)
     plan.bind(None, None, None, None, None, 1, 1, 1, 1, causal=True, **OPTIONS)
-    inspect.signature(wrapper.run).bind(None, None, (None, None), out=None)
+    inspect.signature(wrapper.run).bind(None, None, (None, None), out=None, **SCALES)

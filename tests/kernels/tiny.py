@@ -254,6 +254,25 @@ def memory_checkpoint(family: str, seed: int = 0, **changes: Any) -> MemoryCheck
     return MemoryCheckpoint(config, weights)
 
 
+def scaled_checkpoint(family: str, key: float, value: float) -> MemoryCheckpoint:
+    """The same model with larger keys and values, and scales for them.
+
+    Of powers of two nothing is rounded otherwise: where scales are honoured the bits stay.
+    """
+    made = memory_checkpoint(family, kv_scales=True)
+    factors = {"q_proj": 1 / key, "k_proj": key, "v_proj": value, "o_proj": 1 / value}
+    for name in made.weights:
+        for part, factor in factors.items():
+            # The output's bias is not of the values.
+            if f".{part}." in name and not name.endswith("o_proj.bias"):
+                made.weights[name] = made.weights[name] * factor
+    for layer in range(made.config.num_layers):
+        prefix = f"model.layers.{layer}.self_attn."
+        made.weights[f"{prefix}k_scale"] = torch.tensor([key])
+        made.weights[f"{prefix}v_scale"] = torch.tensor([value])
+    return made
+
+
 def tiny_runner(checkpoint: MemoryCheckpoint, **changes: Any) -> Runner:
     options: dict[str, Any] = {
         "num_pages": 400,

@@ -75,6 +75,7 @@ class DecoderConfig:
     sliding_window: int | None = None
     sliding_layers: tuple[bool, ...] = ()  # empty: every layer where sliding_window is set
     experts: ExpertsConfig | None = None
+    kv_scales: bool = False  # there are scales for keys and values that are stored in fp8
 
     def experts_of(self, layer: int) -> ExpertsConfig | None:
         """The layer's experts; None if it has an MLP."""

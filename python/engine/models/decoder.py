@@ -25,6 +25,7 @@ from trunkline.kernels import (
     Backend,
     Batch,
     ExpertsSpec,
+    KvScales,
     LinearPart,
     LinearSpec,
     Weight,
@@ -127,6 +128,7 @@ class Decoder:
             soft_cap=config.attention_soft_cap,
             query_norm=self._norm(config.head_dim) if config.qk_norm else None,
             key_norm=self._norm(config.head_dim) if config.qk_norm else None,
+            kv_scales=KvScales() if config.kv_scales else None,
         )
         return DecoderLayer(
             attention_norm=self._norm(hidden),
@@ -177,6 +179,8 @@ class Decoder:
             if layer.attention.query_norm is not None and layer.attention.key_norm is not None:
                 yield f"{prefix}self_attn.q_norm.", layer.attention.query_norm
                 yield f"{prefix}self_attn.k_norm.", layer.attention.key_norm
+            if layer.attention.kv_scales is not None:
+                yield f"{prefix}self_attn.", layer.attention.kv_scales
             # The name of the one norm between attention and MLP, or of the first of two.
             if layer.attention_post_norm is not None and layer.mlp_post_norm is not None:
                 yield f"{prefix}post_attention_layernorm.", layer.attention_post_norm

@@ -15,6 +15,14 @@ DTYPES = ("float32", "float16", "bfloat16")
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # as the kernels call them
 SLIDING, FULL = "sliding_attention", "full_attention"  # kinds of layers
 ATTENTION_CAP, LOGIT_CAP = "attn_logit_softcapping", "final_logit_softcapping"
+# Scales that the kernels take: one for the keys and one for the values of a layer.
+KV_SCHEME = {
+    "type": "float",
+    "num_bits": 8,
+    "strategy": "tensor",
+    "symmetric": True,
+    "dynamic": False,
+}
 MAX_SIZE = 2**31 - 1  # sizes and ids travel as int32
 MAX_LAYERS = 10_000
 
@@ -149,6 +157,7 @@ class _Parser:
 
     def decoder(self) -> DecoderConfig:
         self._refuse_unsupported()
+        kv_scales = self._kv_scales()
         family = self._family
         hidden, heads = self._size("hidden_size"), self._size("num_attention_heads")
         head_dim = self._size("head_dim", family.head_dim or hidden // heads)
@@ -191,6 +200,7 @@ class _Parser:
             sliding_window=window,
             sliding_layers=window_layers,
             experts=self._experts(num_layers) if family.experts else None,
+            kv_scales=kv_scales,
         )
 
     def _experts(self, num_layers: int) -> ExpertsConfig:
@@ -215,15 +225,31 @@ class _Parser:
             sparse_layers=() if all(layers) else layers,
         )
 
-    def _refuse_unsupported(self) -> None:
-        if (quantization := self._values.get("quantization_config")) is not None:
-            method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    def _kv_scales(self) -> bool:
+        """Whether there are scales for an fp8 KV pool; quantised weights are refused."""
+        quantization = self._values.get("quantization_config")
+        if quantization is None:
+            return False
+        values = quantization if isinstance(quantization, dict) else {}
+        method = values.get("quant_method")
+        if method != "compressed-tensors" or values.get("config_groups"):
             raise self._refusal(
                 "quantization_config.quant_method",
                 method,
-                "none (weights in float32, float16 or bfloat16) and GGUF files",
+                "none (weights in float32, float16 or bfloat16), GGUF files, and "
+                "compressed-tensors that quantises nothing but keys and values",
             )
+        scheme = values.get("kv_cache_scheme")
+        if scheme is None:
+            return False
+        scheme = scheme if isinstance(scheme, dict) else {}
+        for key, wanted in KV_SCHEME.items():
+            if scheme.get(key) != wanted:
+                name = f"quantization_config.kv_cache_scheme.{key}"
+                raise self._refusal(name, scheme.get(key), repr(wanted))
+        return True
 
+    def _refuse_unsupported(self) -> None:
         if bidirectional := self._values.get("use_bidirectional_attention"):
             raise self._refusal("use_bidirectional_attention", bidirectional, "false")
 

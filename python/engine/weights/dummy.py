@@ -16,7 +16,7 @@ STANDARD_DEVIATION = 0.02
 
 
 class DummyWeights:
-    """Implements `WeightSource`: norms that multiply by one, normal noise for all else.
+    """Implements `WeightSource`: norms and scales that multiply by one, normal noise for all else.
 
     Each tensor is the same every time.
     """
@@ -35,6 +35,8 @@ class DummyWeights:
         for name, shape in self.shapes().items():
             if name.endswith("norm.weight"):
                 yield name, torch.full(shape, 1.0 - self._config.norm_offset, dtype=dtype)
+            elif name.endswith("_scale"):
+                yield name, torch.ones(shape, dtype=dtype)
             else:
                 values = torch.empty(shape).normal_(0, STANDARD_DEVIATION, generator=generator)
                 yield name, values.to(dtype)

@@ -51,6 +51,8 @@ def _layer_tensors(config: DecoderConfig, layer: int) -> dict[str, Shape]:
     if config.qk_norm:
         shapes["self_attn.q_norm.weight"] = (config.head_dim,)
         shapes["self_attn.k_norm.weight"] = (config.head_dim,)
+    if config.kv_scales:
+        shapes["self_attn.k_scale"] = shapes["self_attn.v_scale"] = (1,)
     norms = ["post_attention_layernorm"]
     if config.post_norms:
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]

@@ -9,6 +9,7 @@ import torch
 
 from trunkline.kernels.interface import AttentionSpec, IntArray
 from trunkline.kernels.tensor_weights import SinksWeight
+from trunkline.kernels.triton.launch import FP8
 from trunkline.kernels.triton.paged_layer import PagedLayer
 from trunkline.kernels.triton.pool import DeviceKvPool
 
@@ -44,14 +45,18 @@ class DeviceBatch:
 
     def layer(self, spec: AttentionSpec) -> PagedLayer:
         """The step's pages as a layer's attention sees them."""
+        pools = (self.pool.keys[spec.layer], self.pool.values[spec.layer])
+        scales = spec.kv_scales if pools[0].dtype == FP8 else None
         return PagedLayer(
-            keys=self.pool.keys[spec.layer],
-            values=self.pool.values[spec.layer],
+            keys=pools[0],
+            values=pools[1],
             page_tables=self.page_tables,
             scale=spec.head_dim**-0.5 if spec.scale is None else spec.scale,
             window=spec.window,
             soft_cap=spec.soft_cap,
             sinks=spec.sinks.scores if isinstance(spec.sinks, SinksWeight) else None,
+            key_scale=1.0 if scales is None else scales.key,
+            value_scale=1.0 if scales is None else scales.value,
         )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tests.kernels.driver import Driver, Sequence
-from tests.kernels.tiny import memory_checkpoint, tiny_runner
+from tests.kernels.tiny import memory_checkpoint, scaled_checkpoint, tiny_runner
 
 from trunkline.kernels import BackendOptions, flashinfer
 from trunkline.kernels.triton.page_list import list_pages
@@ -43,11 +43,17 @@ class Wrapper:
         pages: tuple[torch.Tensor, torch.Tensor],
         *,
         out: torch.Tensor,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
     ) -> None:
         for row, last in enumerate(self.last_page_lens.tolist()):
             start, end = self.query_starts[row : row + 2].tolist()
             chosen = self.pages[self.page_starts[row] : self.page_starts[row + 1]].long()
-            keys, values = (pool[chosen].flatten(0, 1).float() for pool in pages)
+            keys, values = (
+                # Indices are not implemented for fp8.
+                pool.view(torch.uint8)[chosen].view(pool.dtype).flatten(0, 1).float() * scale
+                for pool, scale in zip(pages, (k_scale, v_scale), strict=True)
+            )
             length = (chosen.numel() - 1) * self.page_size + last
             group = query.shape[1] // keys.shape[1]
             keys, values = (x[:length].repeat_interleave(group, 1) for x in (keys, values))
@@ -107,6 +113,18 @@ def test_a_model_that_attends_with_flashinfer(family: str, largest: int) -> None
     for one, other in zip(got, expected, strict=True):
         assert one.output == other.output
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_scales_of_keys_and_values_in_fp8() -> None:
+    outputs = []
+    for made in (memory_checkpoint("llama"), scaled_checkpoint("llama", 2**10, 2**12)):
+        options = BackendOptions(attention="flashinfer", kv_dtype="fp8_e4m3", max_graph_batch=2)
+        runner = tiny_runner(made, backend="triton", computation=options)
+        rows = [Sequence(list(range(3, 20)))]
+        Driver(runner, 0).generate(rows, 3, chunk=9)
+        outputs.append((rows[0].output, rows[0].logprobs))
+    assert outputs[0] == outputs[1]
 
 
 def test_pages_are_listed_row_by_row() -> None:

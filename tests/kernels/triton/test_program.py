@@ -16,7 +16,7 @@ import torch
 from tests.kernels.driver import Driver, Sequence
 from tests.kernels.plan_builder import Opened, Params, read_result
 from tests.kernels.test_pooled_states import Pooling
-from tests.kernels.tiny import FAMILIES, memory_checkpoint, tiny_runner
+from tests.kernels.tiny import FAMILIES, memory_checkpoint, scaled_checkpoint, tiny_runner
 
 from trunkline.engine.checkpoint import CheckpointError
 from trunkline.engine.runner import Runner
@@ -153,6 +153,28 @@ def test_keys_and_values_in_fp8(deterministic: bool) -> None:
     runner = triton_runner("llama-wide", kv_dtype="fp8_e4m3", deterministic=deterministic)
     assert runner.memory.page_bytes == reference_runner("llama-wide").memory.page_bytes // 4
     near(runner, "llama-wide", 0.2)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_scales_of_keys_and_values_in_fp8(deterministic: bool) -> None:
+    """Without them the larger ones would be cut off at 448."""
+    options = BackendOptions(kv_dtype="fp8_e4m3", deterministic=deterministic)
+    plain, scaled = (
+        Driver(tiny_runner(made, backend="triton", computation=options), TOP_N)
+        for made in (memory_checkpoint("llama"), scaled_checkpoint("llama", 2**10, 2**12))
+    )
+    left, right = sequences((20,)), sequences((20,))
+    plain.generate(left, 3, chunk=12)
+    scaled.generate(right, 3, chunk=12)
+    assert same_bits(left[0], right[0])
+
+
+def test_pools_in_the_dtype_need_no_scales() -> None:
+    options = BackendOptions(kv_dtype="auto")
+    made = scaled_checkpoint("llama", 2**10, 2**12)
+    got = sequences((20,))
+    Driver(tiny_runner(made, backend="triton", computation=options), TOP_N).generate(got, 2)
+    agree(got, reference("llama", (20,), 2), TOLERANCES["float32"])
 
 
 @pytest.mark.slow
