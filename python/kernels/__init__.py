@@ -2,35 +2,37 @@
 
 from trunkline.kernels.interface import (
     Activation,
-    ActivationName,
-    AttentionSpec,
     Backend,
     BackendOptions,
     Batch,
     BlockBackend,
-    BlockTensor,
-    ExpertsSpec,
     Finished,
     ForwardOutputs,
     KvPool,
-    KvSpec,
-    LinearPart,
-    LinearSpec,
     OptionError,
     PageMove,
     PendingResult,
     Population,
     ProgramBackend,
     ProgramSizes,
-    RotarySpec,
     SampleInputs,
     SampleOutputs,
     StepInputs,
     StepProgram,
     StepwiseBackend,
-    Weight,
 )
 from trunkline.kernels.registry import BACKENDS, BackendEntry, is_supported, select_backend
+from trunkline.kernels.specs import (
+    ActivationName,
+    AttentionSpec,
+    BlockTensor,
+    ExpertsSpec,
+    KvSpec,
+    LinearPart,
+    LinearSpec,
+    RotarySpec,
+    Weight,
+)
 from trunkline.kernels.tensor_weights import KvScales
 
 __all__ = [

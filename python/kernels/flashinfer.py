@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trunkline.kernels.interface import AttentionSpec, IntArray
+from trunkline.kernels.interface import IntArray
+from trunkline.kernels.specs import AttentionSpec
 from trunkline.kernels.triton.batch import DeviceBatch, HostRows
 from trunkline.kernels.triton.page_list import list_pages
 from trunkline.kernels.triton.staging import Fence

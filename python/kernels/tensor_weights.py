@@ -1,6 +1,6 @@
 """Weight handles that are plain torch tensors, and what handles of every backend need.
 
-See `interface.Weight`. Backends that pack or quantise a weight have handles of their own for it.
+See `specs.Weight`. Backends that pack or quantise a weight have handles of their own for it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
-from trunkline.kernels.interface import LinearSpec, RotarySpec
+from trunkline.kernels.specs import LinearSpec, RotarySpec
 
 Shapes = Mapping[str, tuple[int, ...]]
 

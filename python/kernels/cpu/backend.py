@@ -20,16 +20,18 @@ from trunkline.kernels.cpu.weights import (
     TiedLinearWeight,
 )
 from trunkline.kernels.interface import (
-    ActivationName,
-    AttentionSpec,
     Batch,
-    ExpertsSpec,
     Finished,
     ForwardOutputs,
     IntArray,
-    LinearSpec,
     PendingResult,
     ProgramSizes,
+)
+from trunkline.kernels.specs import (
+    ActivationName,
+    AttentionSpec,
+    ExpertsSpec,
+    LinearSpec,
     RotarySpec,
     Weight,
 )

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from trunkline.kernels.cpu.native import CpuModel
-from trunkline.kernels.interface import BlockTensor, LinearSpec, RotarySpec
+from trunkline.kernels.specs import BlockTensor, LinearSpec, RotarySpec
 from trunkline.kernels.tensor_weights import turns
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from trunkline.kernels.interface import AttentionSpec
+from trunkline.kernels.specs import AttentionSpec
 from trunkline.kernels.tensor_weights import SinksWeight
 from trunkline.kernels.torch_reference.attention_plan import (
     BLOCK,

@@ -10,17 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trunkline.kernels.interface import (
+from trunkline.kernels.interface import PageMove, SampleInputs, SampleOutputs, StepInputs
+from trunkline.kernels.specs import (
     ActivationName,
     AttentionSpec,
     ExpertsSpec,
     KvSpec,
     LinearSpec,
-    PageMove,
     RotarySpec,
-    SampleInputs,
-    SampleOutputs,
-    StepInputs,
     Weight,
 )
 from trunkline.kernels.tensor_weights import NormWeight, SinksWeight

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from trunkline.kernels.interface import ExpertsSpec, LinearPart, LinearSpec
+from trunkline.kernels.specs import ExpertsSpec, LinearPart, LinearSpec
 from trunkline.kernels.torch_reference.weights import HeightCache, LinearWeight
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from trunkline.kernels.interface import KvSpec, PageMove
+from trunkline.kernels.interface import PageMove
+from trunkline.kernels.specs import KvSpec
 
 
 class TorchKvPool:

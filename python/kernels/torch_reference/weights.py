@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from trunkline.kernels import tensor_weights
-from trunkline.kernels.interface import LinearSpec, RotarySpec
+from trunkline.kernels.specs import LinearSpec, RotarySpec
 from trunkline.kernels.tensor_weights import FusedParts, copy_part, turns
 from trunkline.kernels.torch_reference.tiling import (
     CANDIDATE_HEIGHTS,

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from trunkline.kernels.interface import ActivationName
+from trunkline.kernels.specs import ActivationName
 from trunkline.kernels.triton.launch import (
     FP8,
     FP8_LEAST_SCALE,

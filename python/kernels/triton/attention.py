@@ -7,7 +7,8 @@ from typing import Protocol
 
 import torch
 
-from trunkline.kernels.interface import AttentionSpec, BackendOptions, OptionError
+from trunkline.kernels.interface import BackendOptions, OptionError
+from trunkline.kernels.specs import AttentionSpec
 from trunkline.kernels.triton.attention_parts import workspace_elements
 from trunkline.kernels.triton.batch import DeviceBatch, HostRows
 from trunkline.kernels.triton.decode_attention import choose_max_splits, decode_attention

@@ -11,15 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from trunkline.kernels.interface import (
+from trunkline.kernels.interface import BackendOptions, ForwardOutputs, OptionError, ProgramSizes
+from trunkline.kernels.specs import (
     ActivationName,
     AttentionSpec,
-    BackendOptions,
     ExpertsSpec,
-    ForwardOutputs,
     LinearSpec,
-    OptionError,
-    ProgramSizes,
     RotarySpec,
     Weight,
 )

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from trunkline.kernels.interface import AttentionSpec, IntArray
+from trunkline.kernels.interface import IntArray
+from trunkline.kernels.specs import AttentionSpec
 from trunkline.kernels.tensor_weights import SinksWeight
 from trunkline.kernels.triton.launch import FP8
 from trunkline.kernels.triton.paged_layer import PagedLayer

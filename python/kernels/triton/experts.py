@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from trunkline.kernels.interface import ExpertsSpec
+from trunkline.kernels.specs import ExpertsSpec
 from trunkline.kernels.tensor_weights import check_part
 from trunkline.kernels.triton.fp8 import ALIGNMENT, quantize_weight
 from trunkline.kernels.triton.launch import FP8
@@ -14,7 +14,7 @@ from trunkline.kernels.triton.moe import ExpertWeights
 
 
 class ExpertsHandle:
-    """See `kernels.interface.Weight`. With `quantize` the experts are fp8, the router never is."""
+    """See `kernels.specs.Weight`. With `quantize` the experts are fp8, the router never is."""
 
     bias = None
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from trunkline.kernels.interface import BackendOptions, ExpertsSpec, LinearSpec, OptionError
+from trunkline.kernels.interface import BackendOptions, OptionError
+from trunkline.kernels.specs import ExpertsSpec, LinearSpec
 from trunkline.kernels.triton.experts import ExpertsHandle
 from trunkline.kernels.triton.fp8 import quantize_rows, scaled_linear
 from trunkline.kernels.triton.launch import FP8, INTERPRETED

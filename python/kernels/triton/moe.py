@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from trunkline.kernels.interface import ActivationName
+from trunkline.kernels.specs import ActivationName
 from trunkline.kernels.triton.activation import check_activation, gated_product
 from trunkline.kernels.triton.fp8 import quantize_rows
 from trunkline.kernels.triton.launch import FP8, ceil_div, check_fp8, narrow, next_power_of_2

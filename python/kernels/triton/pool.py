@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from trunkline.kernels.interface import KvSpec
+from trunkline.kernels.specs import KvSpec
 
 
 class DeviceKvPool:

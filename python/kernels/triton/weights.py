@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import torch
 
-from trunkline.kernels.interface import LinearSpec, RotarySpec
+from trunkline.kernels.specs import LinearSpec, RotarySpec
 from trunkline.kernels.tensor_weights import (
     EmbeddingWeight,
     FusedParts,

@@ -8,7 +8,7 @@ from typing import get_args
 import torch
 from tests.kernels.triton.cross_compile import Launch
 
-from trunkline.kernels.interface import ActivationName
+from trunkline.kernels.specs import ActivationName
 from trunkline.kernels.triton.activation import gate_up
 from trunkline.kernels.triton.launch import FP8, DeviceTraits
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from tests.kernels.triton.guards import Guards
 from tests.kernels.triton.test_norm import FLOATS, assert_close
 
-from trunkline.kernels.interface import ActivationName
+from trunkline.kernels.specs import ActivationName
 from trunkline.kernels.triton import activation as activation_module
 from trunkline.kernels.triton.activation import gate_up
 from trunkline.kernels.triton.launch import FP8
