@@ -2,6 +2,9 @@
 
     python -m tests.kernels.triton.cross_compile --targets 90 --quick --report report.json
 
+All of it takes many minutes; `--targets` and `--families` take parts, and what has not changed
+since it was compiled comes out of Triton's cache.
+
 Each file `cases_*.py` of this directory yields the launches of one family. A launcher is called
 with tensors of the CPU while `JITFunction.run` is replaced, so that what is compiled (types,
 constants, divisibility, warps) is what the launcher would run on the device. Then registers and
@@ -196,6 +199,25 @@ def table(results: list[CompileResult]) -> str:
     return "\n".join([header, *lines])
 
 
+def summary(results: list[CompileResult]) -> str:
+    """The most that a kernel of each family needs: a line per family and target."""
+    groups: dict[tuple[str, int], list[CompileResult]] = {}
+    for result in results:
+        groups.setdefault((result.name.split("/")[0], result.target), []).append(result)
+    lines = [
+        "| family | target | kernels | registers | shared bytes | spill |",
+        "|---|---|---|---|---|---|",
+    ]
+    for (family, target), group in sorted(groups.items()):
+        spilling = [one for one in group if one.stack_bytes > 0]
+        spills = f"{len(spilling)}, up to {max(one.stack_bytes for one in spilling)} bytes"
+        lines.append(
+            f"| {family} | {target} | {len(group)} | {max(one.registers for one in group)} | "
+            f"{max(one.shared_bytes for one in group)} | {spills if spilling else 'none'} |"
+        )
+    return "\n".join(lines)
+
+
 def _compile_share(share: tuple[int, list[CompileCase]]) -> list[CompileResult]:
     capability, cases = share
     return [compile_case(case, capability) for case in cases]
@@ -234,6 +256,7 @@ def main() -> int:
             results.append(result)
             found += problems(result, case)
     print(table(results))
+    print(summary(results))
     print(f"{len(results)} kernels compiled with Triton {triton.__version__}")
     if arguments.report is not None:
         arguments.report.write_text(json.dumps([asdict(r) for r in results], indent=1))

@@ -116,7 +116,9 @@ def check_mixture(
         deterministic=deterministic,
     )
     tolerance = {torch.bfloat16: 3e-2, torch.float16: 4e-3, torch.float32: 2e-5}[dtype]
-    torch.testing.assert_close(residual.double(), expected, rtol=tolerance, atol=tolerance)
+    # A sum near zero has the errors of its terms, which are as large as other sums.
+    atol = tolerance * max(1.0, float(expected.std()))
+    torch.testing.assert_close(residual.double(), expected, rtol=tolerance, atol=atol)
 
 
 def test_mixture_of_experts_with_gelu(guards: Guards) -> None:
