@@ -249,19 +249,7 @@ impl Program {
         for index in 0..self.operations.len() {
             match self.operations[index] {
                 Operation::Embed { table, to } => {
-                    let output = self.rows(weights, to);
-                    let Embedding { width, scale, table, .. } = &weights.embeddings[table];
-                    let (width, scale) = (*width, *scale);
-                    let tokens = &step.token_ids;
-                    match table {
-                        Table::Rows(table) => {
-                            let task = EmbedTask { table, tokens, width, scale, output };
-                            weights.kernels.embed(&task);
-                        }
-                        Table::Linear(linear) => {
-                            embed_outputs(&weights.linears[*linear], tokens, scale, output);
-                        }
-                    }
+                    self.embed(weights, &step.token_ids, (table, to));
                 }
                 Operation::Norm { from, norm, to } => {
                     let change = RowChange::Norm(&weights.norms[norm]);
@@ -302,6 +290,20 @@ impl Program {
                     run_linear(pool, kernels, weight, matrices, 0..num_tokens);
                 }
                 Operation::Attend(attend) => self.attend(weights, kv, (step, &mut plans), attend),
+            }
+        }
+    }
+
+    fn embed(&mut self, weights: &Weights, tokens: &[u32], (table, to): (usize, usize)) {
+        let output = self.rows(weights, to);
+        let Embedding { width, scale, table, .. } = &weights.embeddings[table];
+        let (width, scale) = (*width, *scale);
+        match table {
+            Table::Rows(table) => {
+                weights.kernels.embed(&EmbedTask { table, tokens, width, scale, output });
+            }
+            Table::Linear(linear) => {
+                embed_outputs(&weights.linears[*linear], tokens, scale, output);
             }
         }
     }

@@ -19,7 +19,7 @@ pub(crate) enum Activation {
 
 const GELU_CUBIC: f32 = 0.044_715;
 /// `-2 sqrt(2 / pi)`.
-const GELU_SCALE: f32 = -1.595_769_1;
+const GELU_SCALE: f32 = -1.595_769;
 
 /// `act(gate) * up`.
 #[inline(always)]
