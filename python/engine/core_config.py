@@ -8,6 +8,29 @@ import orjson
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MixedSteps:
+    """How long steps may take in which some sequences decode and others compute prompts.
+
+    The scheduler measures such steps from commit to commit. What they take is a multiple of the
+    first estimate, `fixed_s + token_s * tokens`; that multiple is followed, slowly enough that no
+    single step changes much (`rust/scheduler/src/pace.rs`), and the next one gets as many tokens
+    as make it take the target.
+
+    Attributes:
+        target_s: seconds that such a step is to take.
+        fixed_s: seconds of a step without tokens, by the first estimate.
+        token_s: what every token adds.
+        least_prompt_tokens: prompts get so many tokens of a step however long it takes, or an
+            eighth of `max_batch_tokens` if that is less.
+    """
+
+    target_s: float
+    fixed_s: float
+    token_s: float
+    least_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoreConfig:
     """Everything `Core` needs to know; mirrored by `rust/scheduler/src/config.rs`.
 
@@ -19,8 +42,7 @@ class CoreConfig:
         max_queued_requests: interactive requests that may wait; further ones are refused (503).
         max_queued_batch_requests: the same for requests of class 1.
         max_batch_tokens: token budget of a step.
-        max_mixed_tokens: token budget of a step in which sequences decode; prompts always get an
-            eighth of `max_batch_tokens`. None: the same budget.
+        mixed_steps: how long steps may take in which sequences decode; None: as long as others.
         max_chunk_tokens: the most that one prompt gets of it; None: all that is left.
         max_context_len: tokens of a sequence, prompt and output.
         eos_token_ids: ids that end a sequence unless it ignores them.
@@ -46,7 +68,7 @@ class CoreConfig:
     max_queued_requests: int | None = None
     max_queued_batch_requests: int | None = None
     max_batch_tokens: int = 2048
-    max_mixed_tokens: int | None = None
+    mixed_steps: MixedSteps | None = None
     max_chunk_tokens: int | None = None
     max_context_len: int
     vocab_size: int

@@ -22,7 +22,7 @@ from trunkline.engine import env_vars, pool_memory, resources
 from trunkline.engine.channel import Port
 from trunkline.engine.checkpoint import Checkpoint
 from trunkline.engine.config import EngineConfig, flat_settings
-from trunkline.engine.core_config import CoreConfig
+from trunkline.engine.core_config import CoreConfig, MixedSteps
 from trunkline.engine.grammar.setup import Grammars, NoGrammars, start_grammars
 from trunkline.engine.loop import EngineLoop, Entered, LoopOptions
 from trunkline.engine.messages import EngineFacts, SamplingParams, Submit
@@ -260,7 +260,7 @@ def _core_config(
         max_running_requests=runner.max_running_requests,
         max_queued_requests=scheduler.max_queued_requests,
         max_batch_tokens=budget.tokens,
-        max_mixed_tokens=budget.mixed_tokens,
+        mixed_steps=budget.mixed_steps,
         max_chunk_tokens=resources.chunk_tokens(scheduler),
         max_context_len=runner.max_context_len,
         vocab_size=checkpoint.config.vocab_size,
@@ -306,10 +306,10 @@ def _facts(
 
 @dataclass(frozen=True, slots=True)
 class _Budget:
-    """Most tokens of a step, and of one in which sequences decode (None: as many)."""
+    """Most tokens of a step, and how long one may take in which sequences decode (None: any)."""
 
     tokens: int
-    mixed_tokens: int | None
+    mixed_steps: MixedSteps | None
 
 
 def _budget(runner: Runner, sizes: Sizes, config: EngineConfig, logger: logging.Logger) -> _Budget:
@@ -329,16 +329,23 @@ def _budget(runner: Runner, sizes: Sizes, config: EngineConfig, logger: logging.
             break
     mixed_target_s = config.scheduler.target_mixed_step_ms / 1000
     tokens = resources.step_budget(times, target_s)
-    mixed = resources.step_budget(times, mixed_target_s, resources.MIN_MIXED_TOKENS)
+    mixed = resources.step_time(times, mixed_target_s)
     logger.info(
-        "Step times: %s; budget for %.0f ms: %d tokens, for %.0f ms while others decode: %d",
+        "Step times: %s; budget for %.0f ms: %d tokens, for %.0f ms while others decode: %d at "
+        "first",
         ", ".join(f"{width} tokens {1000 * elapsed:.1f} ms" for width, elapsed in times),
         config.scheduler.target_step_ms,
         tokens,
         config.scheduler.target_mixed_step_ms,
-        mixed,
+        min(mixed.tokens(mixed_target_s), tokens),
     )
-    return _Budget(tokens, mixed)
+    mixed_steps = MixedSteps(
+        target_s=mixed_target_s,
+        fixed_s=mixed.fixed_s,
+        token_s=mixed.token_s,
+        least_prompt_tokens=resources.LEAST_PROMPT_TOKENS,
+    )
+    return _Budget(tokens, mixed_steps)
 
 
 def _widths(sizes: Sizes) -> list[int]:

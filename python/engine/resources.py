@@ -47,7 +47,7 @@ LISTED_BYTES: Final = 8
 # The step budget that is derived from measured times stays in these bounds.
 MIN_BUDGET_TOKENS: Final = 128
 # With fewer rows weights are read from memory for too little use: prompts would take longer.
-MIN_MIXED_TOKENS: Final = 64
+LEAST_PROMPT_TOKENS: Final = 64
 MAX_BUDGET_TOKENS: Final = 8192
 
 
@@ -271,25 +271,40 @@ def chunk_tokens(options: SchedulerOptions) -> int | None:
     return requested
 
 
-def step_budget(
-    times: Sequence[tuple[int, float]], target_s: float, least: int = MIN_BUDGET_TOKENS
-) -> int:
-    """The most tokens of a step that should take `target_s`.
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """What a step takes by the number of its tokens."""
+
+    fixed_s: float
+    token_s: float  # above 0
+
+    def tokens(self, target_s: float) -> int:
+        """How many tokens make a step take `target_s`."""
+        return int(max(target_s - self.fixed_s, 0.0) / self.token_s)
+
+
+def step_time(times: Sequence[tuple[int, float]], target_s: float) -> StepTime:
+    """What steps take that take about `target_s`.
 
     Args:
         times: measured `(tokens, seconds)` by growing tokens, one at least.
-        target_s: how long a step may take.
-        least: what it may have however long that takes.
+        target_s: where it is to be exact.
     """
-    width, elapsed = times[-1]
     if len(times) == 1:
-        fixed_s, token_s = 0.0, elapsed / width
-    else:
-        earlier_width, earlier = times[-2]
-        token_s = max((elapsed - earlier) / (width - earlier_width), 1e-9)
-        fixed_s = max(elapsed - token_s * width, 0.0)
-    tokens = int(max(target_s - fixed_s, 0.0) / token_s)
-    return max(least, min(tokens, MAX_BUDGET_TOKENS))
+        width, elapsed = times[0]
+        return StepTime(0.0, elapsed / width)
+    reached = (index for index in range(1, len(times)) if times[index][1] >= target_s)
+    later = next(reached, len(times) - 1)
+    (earlier_width, earlier), (width, elapsed) = times[later - 1 : later + 1]
+    # Tokens are never nearly free: such a measurement was disturbed.
+    token_s = max((elapsed - earlier) / (width - earlier_width), elapsed / width / 2)
+    return StepTime(max(elapsed - token_s * width, 0.0), token_s)
+
+
+def step_budget(times: Sequence[tuple[int, float]], target_s: float) -> int:
+    """The most tokens of a step that should take `target_s`; `times` are as in `step_time`."""
+    tokens = step_time(times, target_s).tokens(target_s)
+    return max(MIN_BUDGET_TOKENS, min(tokens, MAX_BUDGET_TOKENS))
 
 
 def new_token_ratios(conservativeness: float) -> tuple[float, float]:

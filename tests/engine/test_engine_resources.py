@@ -98,11 +98,28 @@ def test_step_budgets(times: list[tuple[int, float]], target_s: float, expected:
     assert resources.step_budget(times, target_s) == pytest.approx(expected, abs=1)
 
 
-def test_steps_in_which_sequences_decode_have_a_budget_of_their_own() -> None:
-    times = [(64, 0.05), (256, 0.1)]
-    least = resources.MIN_MIXED_TOKENS
-    assert resources.step_budget(times, 0.06, least) == pytest.approx(102, abs=1)
-    assert resources.step_budget(times, 0.04, least) == least
+@pytest.mark.parametrize(
+    ("target_s", "fixed_s", "token_s"),
+    [
+        (0.005, 0.004, 0.00025),  # the first two
+        (0.03, 0.003533, 0.000257),  # the second and the third
+        (0.0687, 0.003533, 0.000257),
+        (0.5, 0.0, 0.000299),  # beyond the last, where nothing is fixed any more
+    ],
+)
+def test_step_times_are_those_of_steps_like_the_target(
+    target_s: float, fixed_s: float, token_s: float
+) -> None:
+    times = [(16, 0.008), (64, 0.02), (256, 0.0694), (1024, 0.299)]
+    measured = resources.step_time(times, target_s)
+    assert (measured.fixed_s, measured.token_s) == pytest.approx((fixed_s, token_s), abs=1e-6)
+    assert measured.tokens(fixed_s + 100.5 * measured.token_s) == pytest.approx(100, abs=2)
+    assert measured.tokens(fixed_s / 2) == 0
+
+
+def test_a_disturbed_measurement_does_not_make_tokens_free() -> None:
+    measured = resources.step_time([(16, 0.03), (64, 0.02)], 0.04)
+    assert (measured.fixed_s, measured.token_s) == pytest.approx((0.01, 0.01 / 64))
 
 
 def test_conservativeness_scales_the_ratio() -> None:

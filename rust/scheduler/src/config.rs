@@ -14,6 +14,18 @@ pub enum Policy {
     Lpm,
 }
 
+/// How long steps may take in which some sequences decode and others compute prompts. Fields as in
+/// `MixedSteps`, where they are explained.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the Python dataclass of the same fields documents them")]
+pub struct MixedSteps {
+    pub target_s: f64,
+    pub fixed_s: f64,
+    pub token_s: f64,
+    pub least_prompt_tokens: u32,
+}
+
 /// Everything a scheduler needs to know. Fields as in `CoreConfig`, where they are explained.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -25,7 +37,7 @@ pub struct Config {
     pub max_queued_requests: Option<u32>,
     pub max_queued_batch_requests: Option<u32>,
     pub max_batch_tokens: u32,
-    pub max_mixed_tokens: Option<u32>,
+    pub mixed_steps: Option<MixedSteps>,
     pub max_chunk_tokens: Option<u32>,
     pub max_context_len: u32,
     pub vocab_size: u32,
@@ -81,7 +93,6 @@ impl Config {
         for (field, value) in [
             ("max_queued_requests", self.max_queued_requests),
             ("max_queued_batch_requests", self.max_queued_batch_requests),
-            ("max_mixed_tokens", self.max_mixed_tokens),
             ("max_chunk_tokens", self.max_chunk_tokens),
         ] {
             at_least(field, value.unwrap_or(1), 1)?;
@@ -97,6 +108,7 @@ impl Config {
             check(value <= MAX_INDEX, field, &value, || format!("must be at most {MAX_INDEX}"))?;
         }
         self.check_ratios()?;
+        self.check_mixed_steps()?;
         let required = self.min_arena_bytes();
         check(self.arena_bytes >= required, "arena_bytes", &self.arena_bytes, || {
             format!("a step of these settings needs up to {required}; raise arena_bytes")
@@ -117,6 +129,20 @@ impl Config {
         })
     }
 
+    fn check_mixed_steps(&self) -> Result<()> {
+        let Some(mixed) = self.mixed_steps else { return Ok(()) };
+        at_least("mixed_steps.least_prompt_tokens", mixed.least_prompt_tokens, 1)?;
+        for (field, value) in
+            [("mixed_steps.target_s", mixed.target_s), ("mixed_steps.token_s", mixed.token_s)]
+        {
+            check(value.is_finite() && value > 0.0, field, &value, || "must be positive".into())?;
+        }
+        let fixed_s = mixed.fixed_s;
+        check(fixed_s.is_finite() && fixed_s >= 0.0, "mixed_steps.fixed_s", &fixed_s, || {
+            "must not be negative".into()
+        })
+    }
+
     /// Sequences that may run at once.
     ///
     /// One token in eight of the budget is out of reach of decoding rows, so that a prompt always
@@ -125,20 +151,9 @@ impl Config {
         self.max_running_requests.min(self.max_batch_tokens - self.prompt_share())
     }
 
-    /// Tokens of every step that prompts may have, whatever decodes.
-    fn prompt_share(&self) -> u32 {
+    /// Tokens of every step that prompts may have, whatever decodes; less where steps are to be short.
+    pub(crate) fn prompt_share(&self) -> u32 {
         self.max_batch_tokens.div_ceil(PROMPT_SHARE)
-    }
-
-    /// Tokens that prompts may have in a step that has rows of `decoding` tokens in all.
-    pub(crate) fn prompt_budget(&self, decoding: u32) -> u32 {
-        let left = self.max_batch_tokens - decoding;
-        match self.max_mixed_tokens {
-            Some(most) if decoding > 0 => {
-                left.min(most.saturating_sub(decoding).max(self.prompt_share()))
-            }
-            _ => left,
-        }
     }
 
     /// Pages that can hold KV: all but page 0.

@@ -7,7 +7,7 @@
 //!
 //! How it is made: `scheduler` is the facade; `state` what there is and how a sequence moves through
 //! it; `planner`, `admission` and `retraction` make plans, `committer` takes results; `queue`,
-//! `sharing`, `estimate`, `memory`, `slots`, `request`, `sequence` and `output` each own one kind of
+//! `sharing`, `estimate`, `pace`, `memory`, `slots`, `request`, `sequence` and `output` each own one kind of
 //! state; `messages`, `validation`, `plan`, `result` and `wire` are the edges.
 
 mod admission;
@@ -20,6 +20,7 @@ mod memory;
 mod messages;
 mod namespaces;
 mod output;
+mod pace;
 mod plan;
 mod planner;
 mod queue;
@@ -37,6 +38,6 @@ mod step;
 mod validation;
 mod wire;
 
-pub use config::{Config, Policy};
+pub use config::{Config, MixedSteps, Policy};
 pub use error::{Error, IntegrityError, Result};
 pub use scheduler::{Scheduler, Target, Unready};

@@ -6,8 +6,9 @@
 //! * Every running sequence that lacks one token before its next output has a row in the step (if
 //!   there is a page for it): rows for prompts come from what is left of the budget.
 //! * At least one token in eight of the budget is left for prompts (`Config::max_running`), and the
-//!   first prompt in order always gets it, also where `Config::max_mixed_tokens` makes steps in which
-//!   sequences decode shorter than the others. A prompt passed over for `aging_steps` steps is first.
+//!   first prompt in order always gets it; where `Config::mixed_steps` makes steps in which sequences
+//!   decode shorter than the others (`pace.rs`), that or `least_prompt_tokens` if these are fewer. A
+//!   prompt passed over for `aging_steps` steps is first.
 
 use crate::admission::{self, Admission, PageCopy};
 use crate::estimate::Load;
@@ -59,7 +60,10 @@ impl Planner {
                 self.emit(state, &mut step, sequence, 1);
             }
         }
+        let decoding = self.writer.num_tokens() as u32;
         self.plan_prompts(state, &mut step, load, shortage.is_none(), now);
+        let tokens = self.writer.num_tokens() as u32;
+        step.telling_tokens = state.pace.is_telling(decoding, tokens).then_some(tokens);
         if self.writer.num_rows() == 0 {
             self.spare_steps.push(step);
             if state.running.is_empty() {
@@ -148,7 +152,8 @@ impl Planner {
         mut admitting: bool,
         now: f64,
     ) {
-        let mut budget = state.config.prompt_budget(self.writer.num_tokens() as u32);
+        let decoding = self.writer.num_tokens() as u32;
+        let mut budget = state.pace.prompt_budget(&state.config, decoding);
         admitting &= !state.queue.is_empty() && has_room(state);
         if admitting {
             state.queue.refresh_some(&state.sequences, &state.memory);

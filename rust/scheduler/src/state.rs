@@ -9,6 +9,7 @@ use crate::config::Config;
 use crate::estimate::{Estimate, Load};
 use crate::memory::{Kv, Memory};
 use crate::output::Output;
+use crate::pace::Pace;
 use crate::queue::Queue;
 use crate::request::{Request, RequestIndex, Requests, SampleState};
 use crate::sequence::{Phase, Sequence, SequenceId, Timing};
@@ -34,6 +35,7 @@ pub(crate) struct State {
     /// Some in `running` do not run any more: `sweep` is due.
     some_stopped: bool,
     pub(crate) estimate: Estimate,
+    pub(crate) pace: Pace,
     pub(crate) events: Events,
     pub(crate) counters: Counters,
     pub(crate) in_flight: VecDeque<Step>,
@@ -59,6 +61,7 @@ impl State {
             running: Vec::new(),
             some_stopped: false,
             estimate: Estimate::new(&config),
+            pace: Pace::new(&config),
             events: Events::default(),
             counters: Counters::default(),
             in_flight: VecDeque::new(),

@@ -13,6 +13,8 @@ pub(crate) struct Step {
     /// Pages that the step copies from, and the locked nodes that protect them.
     pub(crate) donors: Vec<(NodeId, PageId)>,
     pub(crate) expected: Expected,
+    /// Its tokens, if its time tells how many the next may have.
+    pub(crate) telling_tokens: Option<u32>,
 }
 
 /// A row of a planned step.
@@ -42,6 +44,7 @@ impl Step {
         self.id = id;
         self.rows.clear();
         self.donors.clear();
+        self.telling_tokens = None;
         self.expected = Expected { step: id, vocab_size, ..Expected::default() };
     }
 }

@@ -179,7 +179,7 @@ fn configurations_are_checked() {
             ("max_queued_requests", "null"),
             ("max_queued_batch_requests", "null"),
             ("max_batch_tokens", "64"),
-            ("max_mixed_tokens", "null"),
+            ("mixed_steps", "null"),
             ("max_chunk_tokens", "null"),
             ("max_context_len", "100"),
             ("vocab_size", "10"),
@@ -211,7 +211,6 @@ fn configurations_are_checked() {
         ("num_pages", "4294967295"),
         ("max_running_requests", "0"),
         ("max_batch_tokens", "1"),
-        ("max_mixed_tokens", "0"),
         ("max_chunk_tokens", "0"),
         ("max_queued_requests", "0"),
         ("max_samples", "0"),
@@ -222,6 +221,23 @@ fn configurations_are_checked() {
         ("arena_bytes", "1024"),
     ] {
         let error = json(field, value).expect_err(field);
+        assert!(error.to_string().starts_with(field), "{error}");
+    }
+    let mixed = |target: &str, fixed: &str, token: &str, least: u32| {
+        let value = format!(
+            r#"{{"target_s": {target}, "fixed_s": {fixed}, "token_s": {token},
+            "least_prompt_tokens": {least}}}"#
+        );
+        json("mixed_steps", &value)
+    };
+    mixed("0.04", "0", "0.001", 1).expect("good");
+    for (field, outcome) in [
+        ("mixed_steps.target_s", mixed("0", "0", "0.001", 1)),
+        ("mixed_steps.fixed_s", mixed("0.04", "-0.1", "0.001", 1)),
+        ("mixed_steps.token_s", mixed("0.04", "0", "0", 1)),
+        ("mixed_steps.least_prompt_tokens", mixed("0.04", "0", "0.001", 0)),
+    ] {
+        let error = outcome.expect_err(field);
         assert!(error.to_string().starts_with(field), "{error}");
     }
     for (field, value) in [("policy", "\"random\""), ("page_size", "-1"), ("unknown", "1")] {

@@ -4,10 +4,10 @@ mod support;
 
 use scheduler::{Config, Policy};
 use support::blocks::{Plan, section as s};
-use support::config;
 use support::engine::Engine;
 use support::messages::{Submit, submit};
 use support::oracle::solo;
+use support::{config, mixed_steps};
 
 /// Tokens of every row of a plan, by slot.
 fn rows(plan: &Plan) -> Vec<(i32, i32)> {
@@ -71,15 +71,16 @@ fn a_prompt_is_computed_in_chunks_that_fill_the_budget() {
 
 #[test]
 fn steps_in_which_sequences_decode_may_be_shorter() {
-    for (mixed, chunk) in [(20, 19), (3, 4), (32, 31)] {
-        let mut engine = Engine::new(Config { max_mixed_tokens: Some(mixed), ..config() });
+    for (mixed, least, chunk) in [(20, 9, 19), (3, 9, 4), (3, 2, 2), (32, 9, 31), (99, 9, 31)] {
+        let mixed_steps = mixed_steps(mixed, least);
+        let mut engine = Engine::new(Config { mixed_steps, ..config() });
         engine.submit(&submit(1, &prompt(1, 5), 30));
         engine.submit(&submit(2, &prompt(2, 60), 2));
         let plan = engine.plan().expect("there is work");
         assert_eq!(rows(&plan), [(0, 5), (1, 27)], "nobody decodes yet");
         engine.commit();
         let plan = engine.plan().expect("there is work");
-        // An eighth of the whole budget is the least that prompts get.
+        // An eighth of the whole budget is the least that prompts get, or what was said to be.
         assert_eq!(rows(&plan), [(0, 1), (1, chunk)]);
         engine.commit();
         engine.drain();
@@ -94,14 +95,17 @@ fn long_prompts_never_starve_decoding_nor_the_other_way_round() {
         (9, 8, None),
         (2, 1, None),
         (64, 8, None),
-        (16, 14, Some(1)),
-        (2, 1, Some(1)),
-        (64, 8, Some(20)),
+        (16, 14, Some((1, 9))),
+        (2, 1, Some((1, 9))),
+        (64, 8, Some((20, 9))),
+        (64, 8, Some((20, 3))),
     ];
-    for (budget, running, mixed) in cases {
+    for ((budget, running, mixed), timed) in
+        cases.into_iter().flat_map(|case| [(case, false), (case, true)])
+    {
         let load = Config {
             max_batch_tokens: budget,
-            max_mixed_tokens: mixed,
+            mixed_steps: mixed.and_then(|(tokens, least)| mixed_steps(tokens, least)),
             max_running_requests: running,
             num_pages: 1000,
             prefix_cache: false,
@@ -112,7 +116,7 @@ fn long_prompts_never_starve_decoding_nor_the_other_way_round() {
         let mut engine = Engine::new(load);
         let mut key = 0;
         let mut decoding = std::collections::BTreeSet::new();
-        for _ in 0..400 {
+        for step in 0..400 {
             while engine.stat("num_waiting") < 3 {
                 key += 1;
                 engine.submit(&submit(key, &prompt(key as u32, 1 + (key as u32 * 37) % 120), 9));
@@ -128,9 +132,13 @@ fn long_prompts_never_starve_decoding_nor_the_other_way_round() {
             }
             let single = rows.iter().filter(|(_, length)| *length == 1).count() as u32;
             let is_mixed = decoding.iter().any(|slot| !closed.contains(slot));
-            let mixed = mixed.filter(|_| is_mixed).map(|most| most.max(single + share));
-            let limit = mixed.unwrap_or(budget) as usize;
-            assert!(plan.num_tokens() <= limit, "{rows:?}");
+            // A prompt that lacks one token may make a step mixed, too.
+            let share = mixed.map_or(share, |(_, least)| share.min(least));
+            let mixed = mixed.filter(|_| is_mixed);
+            // With measured times the target may allow any number of tokens.
+            let limit =
+                mixed.filter(|_| !timed).map_or(budget, |(most, _)| most.max(single + share));
+            assert!(plan.num_tokens() <= limit as usize, "{rows:?}");
             let full = plan.num_tokens() == budget as usize;
             let prompts: i32 = rows
                 .iter()
@@ -140,12 +148,53 @@ fn long_prompts_never_starve_decoding_nor_the_other_way_round() {
             let room = most > engine.stat("num_running") as usize;
             assert!(full || !room || prompts >= share as i32, "{rows:?}");
             let sampled = plan.ints(s::SAMPLE_SLOT);
+            if timed {
+                // From much shorter than expected to much longer, and a clock that goes back.
+                engine.now += f64::from(step * step % 97) * f64::from(step % 11 - 1);
+            }
             engine.commit();
             decoding = sampled.into_iter().collect();
         }
         engine.abort(scheduler::Target::All);
         engine.drain();
     }
+}
+
+#[test]
+fn steps_in_which_sequences_decode_follow_what_such_steps_take() {
+    let load = Config {
+        mixed_steps: mixed_steps(20, 2),
+        num_pages: 1000,
+        prefix_cache: false,
+        overlap_depth: 1,
+        ..config()
+    };
+    let mut engine = Engine::new(load);
+    // Three sequences decode; beside them there are always prompts.
+    for decoding in 1001..1004 {
+        engine.submit(&submit(decoding, &prompt(decoding as u32, 1), 199));
+    }
+    let mut widths = Vec::new();
+    let mut key = 0;
+    for step in 0..190 {
+        while engine.stat("num_waiting") < 3 {
+            key += 1;
+            engine.submit(&submit(key, &prompt(key as u32, 150), 1));
+        }
+        let plan = engine.plan().expect("there is work");
+        widths.push(plan.num_tokens());
+        if engine.in_flight() > 1 {
+            // Twice as long as was expected for each token, and four at once; one step in between
+            // is held up.
+            let held_up = if step == 150 { 5000.0 } else { 0.0 };
+            engine.now += 4.0 + 2.0 * widths[step - 1] as f64 + held_up;
+            engine.commit();
+        }
+    }
+    assert!(widths[5..].iter().all(|width| (6..=20).contains(width)), "{widths:?}");
+    assert!(widths[40..150].iter().all(|width| (7..=9).contains(width)), "{widths:?}");
+    assert!(widths[152..].iter().all(|width| (6..=9).contains(width)), "{widths:?}");
+    assert!(widths[175..].iter().all(|width| (7..=9).contains(width)), "{widths:?}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ mod support;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use scheduler::{Config, Policy, Target, Unready};
+use scheduler::{Config, MixedSteps, Policy, Target, Unready};
 use support::engine::{CLIENT, Engine};
 use support::messages::{LogprobRequest, Matched, Submit, submit};
 use support::oracle::{self, Solo};
@@ -35,7 +35,12 @@ fn random_config(rng: &mut ChaCha8Rng, setup: Setup) -> Config {
         max_queued_requests: rng.random_bool(0.3).then(|| rng.random_range(3..10)),
         max_queued_batch_requests: None,
         max_batch_tokens,
-        max_mixed_tokens: rng.random_bool(0.4).then(|| rng.random_range(1..=max_batch_tokens)),
+        mixed_steps: rng.random_bool(0.4).then(|| MixedSteps {
+            target_s: rng.random_range(0.001..0.2),
+            fixed_s: rng.random_range(0.0..0.02),
+            token_s: rng.random_range(0.0001..0.02),
+            least_prompt_tokens: rng.random_range(1..4),
+        }),
         max_chunk_tokens: rng.random_bool(0.4).then(|| rng.random_range(1..=max_batch_tokens)),
         max_context_len: rng.random_range(60..120),
         vocab_size,

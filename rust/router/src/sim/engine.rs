@@ -57,7 +57,7 @@ impl Shared {
             max_queued_requests: None,
             max_queued_batch_requests: None,
             max_batch_tokens: engine.max_batch_tokens,
-            max_mixed_tokens: None,
+            mixed_steps: None,
             max_chunk_tokens: None,
             max_context_len: engine.max_context_len,
             vocab_size: 2 * PROMPT_IDS - 1,

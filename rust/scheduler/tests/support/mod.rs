@@ -9,7 +9,7 @@ pub mod messages;
 pub mod oracle;
 pub mod runner;
 
-use scheduler::{Config, Policy};
+use scheduler::{Config, MixedSteps, Policy};
 
 /// Token ids 0, 1, 2, ... are the texts a, b, c, ...
 pub fn tokenizer_json(vocab_size: u32) -> String {
@@ -31,6 +31,12 @@ pub fn text_of(ids: &[u32]) -> String {
     ids.iter().map(|&id| letter(id)).collect()
 }
 
+/// Steps that are to take one second for each of so many tokens, and are expected to.
+pub fn mixed_steps(tokens: u32, least_prompt_tokens: u32) -> Option<MixedSteps> {
+    let target_s = f64::from(tokens);
+    Some(MixedSteps { target_s, fixed_s: 0.0, token_s: 1.0, least_prompt_tokens })
+}
+
 /// A small engine; tests change what they are about.
 pub fn config() -> Config {
     Config {
@@ -40,7 +46,7 @@ pub fn config() -> Config {
         max_queued_requests: None,
         max_queued_batch_requests: None,
         max_batch_tokens: 32,
-        max_mixed_tokens: None,
+        mixed_steps: None,
         max_chunk_tokens: None,
         max_context_len: 200,
         vocab_size: 20,
