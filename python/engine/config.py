@@ -93,7 +93,8 @@ class CacheOptions:
     )
     mem_fraction_static: float | None = setting(
         None,
-        "share of the memory for weights and KV pool; no effect with --max-total-tokens",
+        "share of the memory for weights and KV pool, which takes its part soon after the start; "
+        "no effect with --max-total-tokens",
         minimum=0,
     )
     disable_radix_cache: bool = setting(False, "do not reuse prefixes")
@@ -120,8 +121,8 @@ class SchedulerOptions:
     )
     target_mixed_step_ms: float = setting(
         40.0,
-        "the same for steps in which other requests get their next token: how long a prompt may "
-        "hold them up; higher: first tokens come sooner",
+        "the same for steps in which other requests get their next token, followed while serving: "
+        "how long a prompt may hold them up; higher: first tokens come sooner",
         minimum=1,
     )
     schedule_policy: str = setting("fcfs", "queue order", choices=("fcfs", "lpm", "priority"))
