@@ -1,9 +1,11 @@
 //! Threads that share a job's tasks: they spin briefly between jobs, then park.
 //!
-//! Tasks are claimed one by one from a counter, in ascending order, so a thread that loses its core
-//! delays a job by one task at most. The calling thread takes part. Which thread computes a task
-//! never changes its result.
+//! Tasks are claimed one by one, so a thread that loses its core delays a job by one task at most:
+//! in ascending order by all threads (`run`), or, where what follows in memory should be fetched by
+//! who will use it, each thread in a range of its own and then in the others' (`run_in_ranges`). The
+//! calling thread takes part. Which thread computes a task never changes its result.
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,15 +18,33 @@ const SPIN: Duration = Duration::from_micros(60);
 const CALLER_SPINS: u32 = 512;
 
 /// A job: a function of task and thread number, alive until its last task is done.
-#[derive(Clone, Copy)]
-struct Job {
-    run: *const (dyn Fn(usize, usize) + Sync),
-    num_tasks: usize,
+type Job = *const (dyn Fn(usize, usize) + Sync);
+
+/// Tasks not yet claimed: the first (upper half) and the one after the last (lower half). A cache
+/// line of its own (and the one fetched with it), as each thread claims mostly from its own range.
+#[repr(align(128))]
+struct TaskRange(AtomicU64);
+
+impl TaskRange {
+    fn offer(&self, tasks: Range<usize>) {
+        self.0.store((tasks.start as u64) << 32 | tasks.end as u64, Ordering::SeqCst);
+    }
+
+    fn is_empty(&self) -> bool {
+        let tasks = self.0.load(Ordering::SeqCst);
+        tasks >> 32 >= u64::from(tasks as u32)
+    }
+
+    /// Take the first task.
+    fn claim(&self) -> Option<usize> {
+        let next = |tasks: u64| (tasks >> 32 < u64::from(tasks as u32)).then(|| tasks + (1 << 32));
+        let claimed = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
+        claimed.ok().map(|tasks| (tasks >> 32) as usize)
+    }
 }
 
 struct Shared {
-    /// Number of the job (upper half) and tasks not yet claimed (lower half).
-    state: AtomicU64,
+    ranges: Vec<TaskRange>, // by thread
     job: std::cell::UnsafeCell<Option<Job>>,
     done: AtomicUsize,
     panicked: AtomicBool,
@@ -39,35 +59,28 @@ unsafe impl Sync for Shared {}
 unsafe impl Send for Shared {}
 
 impl Shared {
+    /// Take a task, of one's own range while it has one.
+    fn claim(&self, thread: usize) -> Option<usize> {
+        let (others, own) = self.ranges.split_at(thread);
+        own.iter().chain(others).find_map(TaskRange::claim)
+    }
+
     /// Claim and run tasks of the present job until none is left; whether there was one.
     fn work(&self, thread: usize) -> bool {
-        let mut worked = false;
-        loop {
-            let state = self.state.load(Ordering::SeqCst);
-            if state as u32 == 0 {
-                return worked;
-            }
-            let claimed = self.state.compare_exchange_weak(
-                state,
-                state - 1,
-                Ordering::SeqCst,
-                Ordering::Relaxed,
-            );
-            if claimed.is_err() {
-                continue;
-            }
-            worked = true;
-            // SAFETY: a task is claimed and not done: the caller is still in `run` and keeps the
-            // job and what it borrows alive.
-            let (run, task) = unsafe {
-                let job = (*self.job.get()).expect("set before the tasks were offered");
-                (&*job.run, job.num_tasks - state as u32 as usize)
-            };
+        let mut num_done = 0;
+        while let Some(task) = self.claim(thread) {
+            // SAFETY: a task is claimed and not counted as done: the caller is still in `run` and
+            // keeps the job and what it borrows alive.
+            let run = unsafe { &*(*self.job.get()).expect("set before the tasks were offered") };
             if catch_unwind(AssertUnwindSafe(|| run(task, thread))).is_err() {
                 self.panicked.store(true, Ordering::SeqCst);
             }
-            self.done.fetch_add(1, Ordering::SeqCst);
+            num_done += 1;
         }
+        if num_done > 0 {
+            self.done.fetch_add(num_done, Ordering::SeqCst);
+        }
+        num_done > 0
     }
 
     fn serve(&self, thread: usize) {
@@ -90,8 +103,8 @@ impl Shared {
             let parked = &self.parked[thread - 1];
             parked.store(true, Ordering::SeqCst);
             // Whoever offers tasks after this looks at `parked`; what was offered before is seen.
-            if self.state.load(Ordering::SeqCst) as u32 == 0 && !self.closing.load(Ordering::SeqCst)
-            {
+            let is_idle = self.ranges.iter().all(TaskRange::is_empty);
+            if is_idle && !self.closing.load(Ordering::SeqCst) {
                 std::thread::park();
             }
             parked.store(false, Ordering::SeqCst);
@@ -104,7 +117,7 @@ pub struct ThreadPool {
     shared: Arc<Shared>,
     helpers: Vec<JoinHandle<()>>,
     threads: Vec<Thread>,
-    running: Mutex<u32>,
+    running: Mutex<()>,
 }
 
 impl ThreadPool {
@@ -112,7 +125,7 @@ impl ThreadPool {
     pub fn new(num_threads: usize) -> ThreadPool {
         let num_helpers = num_threads.max(1) - 1;
         let shared = Arc::new(Shared {
-            state: AtomicU64::new(0),
+            ranges: (0..=num_helpers).map(|_| TaskRange(AtomicU64::new(0))).collect(),
             job: std::cell::UnsafeCell::new(None),
             done: AtomicUsize::new(0),
             panicked: AtomicBool::new(false),
@@ -129,7 +142,7 @@ impl ThreadPool {
             })
             .collect();
         let threads = helpers.iter().map(|helper| helper.thread().clone()).collect();
-        ThreadPool { shared, helpers, threads, running: Mutex::new(0) }
+        ThreadPool { shared, helpers, threads, running: Mutex::new(()) }
     }
 
     /// Threads that this process may run at once: its affinity mask and its cgroup's quota.
@@ -147,18 +160,7 @@ impl ThreadPool {
     /// # Panics
     /// If a task panicked; the pool stays usable.
     pub fn run(&self, num_tasks: usize, run: impl Fn(usize, usize) + Sync) {
-        if num_tasks <= 1 || self.helpers.is_empty() {
-            (0..num_tasks).for_each(|task| run(task, 0));
-            return;
-        }
-        let mut number = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        *number = number.wrapping_add(1);
-        self.offer(*number, num_tasks, &run);
-        self.shared.work(0);
-        self.wait(num_tasks);
-        let panicked = self.shared.panicked.swap(false, Ordering::SeqCst);
-        drop(number);
-        assert!(!panicked, "a kernel panicked: broken invariant");
+        self.run_cut(num_tasks, num_tasks, &run);
     }
 
     /// As `run`, but by the caller alone where the work is so little that sharing it costs more.
@@ -175,7 +177,26 @@ impl ThreadPool {
         }
     }
 
-    fn offer(&self, number: u32, num_tasks: usize, run: &(dyn Fn(usize, usize) + Sync)) {
+    /// As `run`, each thread beginning with a range of consecutive tasks of its own.
+    pub(crate) fn run_in_ranges(&self, num_tasks: usize, run: impl Fn(usize, usize) + Sync) {
+        self.run_cut(num_tasks, num_tasks.div_ceil(self.num_threads()), &run);
+    }
+
+    fn run_cut(&self, num_tasks: usize, range: usize, run: &(dyn Fn(usize, usize) + Sync)) {
+        if num_tasks <= 1 || self.helpers.is_empty() {
+            (0..num_tasks).for_each(|task| run(task, 0));
+            return;
+        }
+        let turn = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        self.offer(num_tasks, range, run);
+        self.shared.work(0);
+        self.wait(num_tasks);
+        let panicked = self.shared.panicked.swap(false, Ordering::SeqCst);
+        drop(turn);
+        assert!(!panicked, "a kernel panicked: broken invariant");
+    }
+
+    fn offer(&self, num_tasks: usize, range: usize, run: &(dyn Fn(usize, usize) + Sync)) {
         #[expect(clippy::transmute_ptr_to_ptr, reason = "a cast cannot change the lifetime")]
         // SAFETY: only the lifetime is erased; `run` returns when no thread uses the job any more.
         let run = unsafe {
@@ -186,9 +207,12 @@ impl ThreadPool {
         };
         self.shared.done.store(0, Ordering::SeqCst);
         // SAFETY: the last job's tasks are all done and none is on offer, so nobody reads it.
-        unsafe { *self.shared.job.get() = Some(Job { run, num_tasks }) };
-        let state = u64::from(number) << 32 | num_tasks as u64;
-        self.shared.state.store(state, Ordering::SeqCst);
+        unsafe { *self.shared.job.get() = Some(run) };
+        // The caller's own range last: a helper that is awake finds its own first.
+        for (thread, tasks) in self.shared.ranges.iter().enumerate().rev() {
+            let start = (thread * range).min(num_tasks);
+            tasks.offer(start..(start + range).min(num_tasks));
+        }
         for (parked, thread) in self.shared.parked.iter().zip(&self.threads) {
             if parked.load(Ordering::SeqCst) {
                 thread.unpark();
@@ -232,15 +256,36 @@ mod tests {
                 let num_tasks = round % 37;
                 let counts: Vec<AtomicUsize> =
                     (0..num_tasks).map(|_| AtomicUsize::new(0)).collect();
-                pool.run(num_tasks, |task, thread| {
+                let count = |task: usize, thread: usize| {
                     assert!(thread < num_threads);
                     counts[task].fetch_add(1, Ordering::SeqCst);
-                });
+                };
+                pool.run(num_tasks, count);
                 assert!(counts.iter().all(|count| count.load(Ordering::SeqCst) == 1));
+                pool.run_in_ranges(num_tasks, count);
+                assert!(counts.iter().all(|count| count.load(Ordering::SeqCst) == 2));
                 if round % 50 == 0 {
                     std::thread::sleep(Duration::from_millis(2)); // let the helpers park
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_thread_that_stands_still_holds_up_one_task_only() {
+        let pool = ThreadPool::new(2);
+        for stalled in [0, 4, 5, 9] {
+            let others = AtomicUsize::new(0);
+            let since = Instant::now();
+            pool.run_in_ranges(10, |task, _| {
+                if task != stalled {
+                    others.fetch_add(1, Ordering::SeqCst);
+                }
+                while task == stalled && others.load(Ordering::SeqCst) < 9 {
+                    assert!(since.elapsed() < Duration::from_secs(20), "nobody took the rest");
+                    std::thread::yield_now();
+                }
+            });
         }
     }
 

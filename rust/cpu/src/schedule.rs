@@ -38,7 +38,7 @@ pub(crate) fn run_linear(
     let across = num_panels.div_ceil(panels);
     let down = rows.len().div_ceil(height.max(1));
     let shared = panel_products * num_panels * rows.len() >= SHARED_PRODUCTS;
-    pool.run_shared(shared, across * down, |task, _| {
+    let compute = |task: usize, _: usize| {
         // All rows of a panel, then the next panel: weights are read from memory once.
         let panel = task / down * panels;
         let row = rows.start + task % down * height;
@@ -49,7 +49,12 @@ pub(crate) fn run_linear(
             panels: panel..(panel + panels).min(num_panels),
             rows: row..(row + height).min(rows.end),
         });
-    });
+    };
+    if shared {
+        pool.run_in_ranges(across * down, compute);
+    } else {
+        (0..across * down).for_each(|task| compute(task, 0));
+    }
 }
 
 /// Quantise operands, sharing it where it is much.

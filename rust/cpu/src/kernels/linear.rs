@@ -2,16 +2,24 @@
 //!
 //! Every output element is summed over K in ascending order in one accumulator, whatever the number
 //! of rows, the tile or the thread: so its bits depend on its own row and column alone.
+//!
+//! How a panel is passed over follows from what is scarce. One row: two panels are streamed at once.
+//! A few rows: memory and multipliers are, and tiles share chunks of a panel (`streamed`). More rows:
+//! multipliers alone are, and tiles are tall, as a panel is read from the cache once for each; many:
+//! wide, as the operands are read again for each strip of a panel.
 
 use std::ops::Range;
 
 use super::block_linear::{self, Ahead, Columns, Operand};
 use super::rows::{Activation, gated};
+use super::streamed::{self, Panel};
 use crate::memory::Rows;
 use crate::packed_linear::{PANEL, PackedLinear, PanelColumns, PanelFormat};
 use crate::simd::{Kernel, LANES, Simd, Vector, store_prefix};
 
 const PANEL_VECTORS: usize = PANEL / LANES;
+/// Rows at most that tall tiles pass over twice: more do not stay near in the meantime.
+const TALL_ROWS: usize = 64;
 
 /// What becomes of a product.
 #[derive(Clone, Copy)]
@@ -56,7 +64,13 @@ pub(crate) fn linear<K: Kernel>(k: K, task: &LinearTask<'_>) {
         }
     } else if K::TILE_VECTORS == 4 {
         for panel in task.panels.clone() {
-            tiles_of_six::<K>(k, task, panel, gated);
+            if task.rows.len() > TALL_ROWS || !is_dense(task, panel, gated) {
+                tiles_of_six::<K>(k, task, panel, gated);
+            } else if task.rows.len() <= streamed::MOST_ROWS {
+                stream::<K>(k, task, panel);
+            } else {
+                tall_tiles::<K>(k, task, panel, gated);
+            }
         }
     } else {
         for panel in task.panels.clone() {
@@ -77,8 +91,7 @@ fn one_row<K: Kernel>(k: K, task: &LinearTask<'_>) {
         panel += 2;
     }
     if panel < task.panels.end {
-        let mut sums = [[k.simd().splat(0.0); PANEL_VECTORS]; 1];
-        product::<K, 1, PANEL_VECTORS>(k, (x, 0), task.weight, (panel, 0), None, &mut sums);
+        let sums = product::<K, 1, PANEL_VECTORS>(k, (x, 0), task.weight, (panel, 0), None);
         finish_row(k, task, panel, &sums[0]);
     }
 }
@@ -112,11 +125,9 @@ fn two_panels<K: Kernel>(
         return unsafe { block_linear::pair(k, format, x, panels, weight.num_blocks()) };
     }
     if formats != [PanelFormat::Dense; 2] {
-        let mut sums = [[[k.simd().splat(0.0); PANEL_VECTORS]; 1]; 2];
-        for (sums, panel) in sums.iter_mut().zip(panels) {
-            product::<K, 1, PANEL_VECTORS>(k, (x, 0), weight, (panel, 0), None, sums);
-        }
-        return [sums[0][0], sums[1][0]];
+        let [first] = product::<K, 1, PANEL_VECTORS>(k, (x, 0), weight, (panels[0], 0), None);
+        let [second] = product::<K, 1, PANEL_VECTORS>(k, (x, 0), weight, (panels[1], 0), None);
+        return [first, second];
     }
     let mut sums = [[k.simd().splat(0.0); PANEL_VECTORS]; 2];
     let [first, second] = panels.map(|panel| weight.panel(panel));
@@ -147,19 +158,20 @@ fn product<K: Kernel, const R: usize, const V: usize>(
     weight: &PackedLinear,
     (panel, first): (usize, usize),
     ahead: Option<Ahead>,
-    sums: &mut [[Vector<K>; V]; R],
-) {
+) -> [[Vector<K>; V]; R] {
     let from = weight.panel(panel);
     match weight.format(panel) {
         PanelFormat::Dense => {
             let from = from.wrapping_add(first * LANES);
-            dense_product::<K, R, V>(k, (x, stride), weight.row_words(), from, ahead, sums);
+            dense_product::<K, R, V>(k, (x, stride), weight.row_words(), from, ahead)
         }
         PanelFormat::Blocks(format) => {
             let x = Operand { start: x, stride };
             let columns = Columns { panel: from, num_blocks: weight.num_blocks(), first };
+            let mut sums = [[k.simd().splat(0.0); V]; R];
             // SAFETY: input rows have the weight's blocks, and the panel is of that format.
-            unsafe { block_linear::product(k, format, x, columns, ahead, sums) };
+            unsafe { block_linear::product(k, format, x, columns, ahead, &mut sums) };
+            sums
         }
     }
 }
@@ -171,14 +183,13 @@ fn dense_product<K: Kernel, const R: usize, const V: usize>(
     row_words: usize,
     columns: *const u32,
     ahead: Option<Ahead>,
-    sums: &mut [[Vector<K>; V]; R],
-) {
-    let mut local = *sums;
+) -> [[Vector<K>; V]; R] {
+    let mut sums = [[k.simd().splat(0.0); V]; R];
     for word in 0..row_words {
         // SAFETY: `x` points to `R` rows of `row_words` words, and a panel holds `row_words * PANEL`.
         unsafe {
             let from = columns.add(word * PANEL);
-            if V == PANEL_VECTORS
+            if V > 1
                 && let Some(ahead) = ahead
             {
                 let next = ahead.panel.wrapping_add(word * PANEL + ahead.half * PANEL / 2);
@@ -192,12 +203,77 @@ fn dense_product<K: Kernel, const R: usize, const V: usize>(
             for row in 0..R {
                 let a = k.splat_word(*x.add(row * stride + word));
                 for vector in 0..V {
-                    local[row][vector] = k.dot(local[row][vector], a, b[vector]);
+                    sums[row][vector] = k.dot(sums[row][vector], a, b[vector]);
                 }
             }
         }
     }
-    *sums = local;
+    sums
+}
+
+/// Whether a panel, and the one of up if it is of gate, holds elements.
+#[inline(always)]
+fn is_dense(task: &LinearTask<'_>, panel: usize, gated: bool) -> bool {
+    let weight = task.weight;
+    let other = if gated { panel + weight.panels.len() / 2 } else { panel };
+    [weight.format(panel), weight.format(other)] == [PanelFormat::Dense; 2]
+}
+
+/// More rows than `streamed` takes, in even tiles of half a panel: the higher a tile, the fewer times
+/// is the panel read from the second-level cache.
+#[inline(always)]
+fn tall_tiles<K: Kernel>(k: K, task: &LinearTask<'_>, panel: usize, gated: bool) {
+    for vector in [0, 2] {
+        let mut row = task.rows.start;
+        while row < task.rows.end {
+            let left = task.rows.end - row;
+            let height = left.div_ceil(left.div_ceil(14));
+            match height {
+                10 => tile::<K, 10, 2>(k, task, panel, (row, vector), gated),
+                11 => tile::<K, 11, 2>(k, task, panel, (row, vector), gated),
+                12 => tile::<K, 12, 2>(k, task, panel, (row, vector), gated),
+                13 => tile::<K, 13, 2>(k, task, panel, (row, vector), gated),
+                14 => tile::<K, 14, 2>(k, task, panel, (row, vector), gated),
+                _ => unreachable!("33 rows or more are cut into tiles of 10 to 14"),
+            }
+            row += height;
+        }
+    }
+}
+
+/// All rows of a task times a dense panel, and that of up if it is of gate.
+#[inline(always)]
+fn stream<K: Kernel>(k: K, task: &LinearTask<'_>, panel: usize) {
+    let (weight, row, num_rows) = (task.weight, task.rows.start, task.rows.len());
+    let start = task.input.rows_from(row, num_rows).cast_const();
+    let x = Operand { start, stride: task.input.stride() };
+    let from = |panel: usize| weight.panel(panel.min(weight.panels.len() - 1));
+    let up = panel + weight.panels.len() / 2;
+    let gated = matches!(task.epilogue, Epilogue::Gated(_));
+    let order = if gated { [panel, up, panel + 1] } else { [panel, panel + 1, panel + 1] };
+    let mut sums = [streamed::no_sums::<K>(), streamed::no_sums::<K>()];
+    for index in 0..if gated { 2 } else { 1 } {
+        let [start, next] = [from(order[index]), from(order[index + 1])];
+        let panel = Panel { start, next, row_words: weight.row_words() };
+        // SAFETY: input rows have the words of the weight's panels.
+        unsafe { streamed::product(k, x, num_rows, panel, &mut sums[index]) };
+    }
+    for index in 0..num_rows {
+        for vector in 0..PANEL_VECTORS {
+            let at = (row + index, vector);
+            // SAFETY: the product has set the sums of all rows.
+            let sum = unsafe { sums[0][index][vector].assume_init() };
+            let Epilogue::Gated(out) = task.epilogue else {
+                finish(k, task, panel, at, sum);
+                continue;
+            };
+            // SAFETY: as above; there were two products.
+            let up_sum = unsafe { sums[1][index][vector].assume_init() };
+            let gate = biased(k, weight, panel, vector, sum);
+            let up = biased(k, weight, up, vector, up_sum);
+            store_gated(k, (task, out), panel, at, [gate, up]);
+        }
+    }
 }
 
 /// Tiles of at most six rows, as even as possible: a low tile would wait for its own sums.
@@ -239,9 +315,15 @@ fn tiles_of_four<K: Kernel>(k: K, task: &LinearTask<'_>, panel: usize, gated: bo
 /// What the tile at `row` fetches of the next panel: the first two of several tiles fetch a half each,
 /// so that memory is busy while a panel is used again. A single tile leaves it to the processor.
 #[inline(always)]
-fn half_of_next(task: &LinearTask<'_>, panel: usize, row: usize, height: usize) -> Option<Ahead> {
+fn half_of_next(
+    task: &LinearTask<'_>,
+    panel: usize,
+    (row, vector): (usize, usize),
+    height: usize,
+) -> Option<Ahead> {
     let half = (row - task.rows.start) / height;
-    if task.rows.len() <= height || half >= 2 || panel + 1 >= task.weight.panels.len() {
+    if task.rows.len() <= height || half >= 2 || vector > 0 || panel + 1 >= task.weight.panels.len()
+    {
         return None;
     }
     Some(Ahead { panel: task.weight.panel(panel + 1), half })
@@ -257,9 +339,8 @@ fn tile<K: Kernel, const R: usize, const V: usize>(
     gated: bool,
 ) {
     let x = (task.input.rows_from(row, R).cast_const(), task.input.stride());
-    let mut sums = [[k.simd().splat(0.0); V]; R];
-    let next = half_of_next(task, panel, row, R);
-    product::<K, R, V>(k, x, task.weight, (panel, vector), next, &mut sums);
+    let next = half_of_next(task, panel, (row, vector), R);
+    let sums = product::<K, R, V>(k, x, task.weight, (panel, vector), next);
     if !gated {
         for (index, sums) in sums.iter().enumerate() {
             for (offset, &sum) in sums.iter().enumerate() {
@@ -271,9 +352,8 @@ fn tile<K: Kernel, const R: usize, const V: usize>(
     }
     let Epilogue::Gated(out) = task.epilogue else { return };
     let half = task.weight.panels.len() / 2;
-    let mut ups = [[k.simd().splat(0.0); V]; R];
-    let next = half_of_next(task, panel + half, row, R);
-    product::<K, R, V>(k, x, task.weight, (panel + half, vector), next, &mut ups);
+    let next = half_of_next(task, panel + half, (row, vector), R);
+    let ups = product::<K, R, V>(k, x, task.weight, (panel + half, vector), next);
     for index in 0..R {
         for offset in 0..V {
             let at = (row + index, vector + offset);

@@ -13,6 +13,7 @@ pub(crate) mod quantise;
 pub(crate) mod rotate;
 pub(crate) mod rows;
 pub(crate) mod scan;
+mod streamed;
 mod table;
 mod tiles;
 

@@ -3,9 +3,9 @@
 #![cfg(target_arch = "x86_64")]
 
 use std::arch::x86_64::{
-    __m256bh, __m256i, __m512, __m512bh, __m512i, _CMP_LT_OQ, _MM_HINT_T1, _mm_prefetch,
-    _mm_storeu_si128, _mm256_loadu_si256, _mm256_storeu_si256, _mm512_add_epi32, _mm512_add_ps,
-    _mm512_and_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi32_ps,
+    __m256bh, __m256i, __m512, __m512bh, __m512i, _CMP_LT_OQ, _MM_HINT_T0, _MM_HINT_T1,
+    _mm_prefetch, _mm_storeu_si128, _mm256_loadu_si256, _mm256_storeu_si256, _mm512_add_epi32,
+    _mm512_add_ps, _mm512_and_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi32_ps,
     _mm512_cvtepu16_epi32, _mm512_cvtneps_pbh, _mm512_cvtph_ps, _mm512_cvtps_epi32,
     _mm512_cvtsepi32_epi8, _mm512_div_ps, _mm512_dpbf16_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps,
     _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_blend_ps, _mm512_max_ps, _mm512_min_ps,
@@ -130,6 +130,10 @@ impl Kernel for Avx512 {
         op!(_mm_prefetch::<_MM_HINT_T1>(from.cast()));
     }
     #[inline(always)]
+    fn prefetch_near(self, from: *const u32) {
+        op!(_mm_prefetch::<_MM_HINT_T0>(from.cast()));
+    }
+    #[inline(always)]
     fn splat_word(self, word: u32) -> __m512 {
         op!(_mm512_castsi512_ps(_mm512_set1_epi32(word as i32)))
     }
@@ -234,6 +238,10 @@ impl Kernel for Avx512Bf16 {
     #[inline(always)]
     fn prefetch(self, from: *const u32) {
         op!(_mm_prefetch::<_MM_HINT_T1>(from.cast()));
+    }
+    #[inline(always)]
+    fn prefetch_near(self, from: *const u32) {
+        op!(_mm_prefetch::<_MM_HINT_T0>(from.cast()));
     }
     #[inline(always)]
     fn splat_word(self, word: u32) -> __m512i {

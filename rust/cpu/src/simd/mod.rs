@@ -77,6 +77,11 @@ pub(crate) trait Kernel: Copy {
     fn simd(self) -> Self::S;
     /// Fetch a cache line into the second level; any address will do.
     fn prefetch(self, from: *const u32);
+    /// Fetch a cache line into the first level, where kernels gain by it.
+    #[inline(always)]
+    fn prefetch_near(self, from: *const u32) {
+        self.prefetch(from);
+    }
     fn splat_word(self, word: u32) -> Self::W;
     /// Add the products of the words' elements to `sums`, lane by lane.
     fn dot(self, sums: Vector<Self>, a: Self::W, b: Self::W) -> Vector<Self>;
