@@ -419,17 +419,24 @@ fn highest<K: Kernel>(
     (first_tile, end_group): (usize, usize),
 ) -> Vector<K> {
     let s = k.simd();
-    let mut highest = [s.splat(LOWEST); 2];
-    for tile in first_tile..end_group.div_ceil(TILE_GROUPS) {
+    let mut highest = [s.splat(LOWEST); TILE_GROUPS];
+    for tile in first_tile..end_group / TILE_GROUPS {
         let scores = &scores[scores_at(query, tile)..scores_at(query + 1, tile)];
-        for group in 0..TILE_GROUPS.min(end_group - tile * TILE_GROUPS) {
-            let at = group * LANES;
-            // SAFETY: bounds are checked by the slice.
-            let score = unsafe { s.load(scores[at..at + LANES].as_ptr()) };
-            highest[group % 2] = s.max(highest[group % 2], score);
+        for group in 0..TILE_GROUPS {
+            // SAFETY: a query has as many groups of scores with a tile.
+            let score = unsafe { s.load(scores.as_ptr().add(group * LANES)) };
+            highest[group] = s.max(highest[group], score);
         }
     }
-    s.max(highest[0], highest[1])
+    let tile = (end_group / TILE_GROUPS).max(first_tile);
+    for group in 0..end_group.saturating_sub(tile * TILE_GROUPS) {
+        let at = scores_at(query, tile) + group * LANES;
+        // SAFETY: bounds are checked by the slice.
+        let score = unsafe { s.load(scores[at..at + LANES].as_ptr()) };
+        highest[0] = s.max(highest[0], score);
+    }
+    let [a, b, c, d] = highest;
+    s.max(s.max(a, b), s.max(c, d))
 }
 
 /// Turn a query's scores with some groups of a split, from a tile on, into weights; their sums.
