@@ -141,4 +141,6 @@ def attend(query: torch.Tensor, first_position: int, rows: Rows, row: int) -> to
 def assert_close(out: torch.Tensor, expected: torch.Tensor, value_scale: float = 1.0) -> None:
     """Equal up to the rounding of weights and results to the dtype of `out`."""
     epsilon = EPSILON[out.dtype]
-    torch.testing.assert_close(out.double(), expected, rtol=epsilon, atol=epsilon * value_scale)
+    # Where one key has all the weight, both roundings are relative to its value.
+    atol = epsilon * value_scale
+    torch.testing.assert_close(out.double(), expected, rtol=2 * epsilon, atol=atol)
