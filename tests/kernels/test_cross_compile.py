@@ -101,7 +101,7 @@ LOG_PROBS = """
 import json
 from triton.backends.compiler import GPUTarget
 from tests.kernels.triton.cases_sample import _step
-from tests.kernels.triton.cross_compile import _key, recorded_launches
+from tests.kernels.triton.cross_compile import _key, compile_case, recorded_launches
 
 from trunkline.kernels.triton.launch import KNOWN_TRAITS, assume_device
 
@@ -113,7 +113,13 @@ for most in (1, 2, 5, 16, 20, 128):
     ):
         _step(151936, True, most)
     compiled.append([_key(case) for case in cases if "logprobs" in _key(case)])
-print(json.dumps(compiled))
+with (
+    assume_device(KNOWN_TRAITS[90]),
+    recorded_launches("launch", GPUTarget("cuda", 90, 32), may_spill=False) as cases,
+):
+    _step(32000, False, 0)
+found = [compile_case(case, 90) for case in cases if "logprobs" in _key(case)]
+print(json.dumps([[result.error for result in found], *compiled]))
 """
 
 
@@ -148,6 +154,8 @@ def test_prompts_behind_any_number_of_decode_rows_compile_once(tmp_path: Path) -
 
 
 def test_log_probs_of_any_number_of_best_ids_compile_once(tmp_path: Path) -> None:
-    first, *others = run(tmp_path, LOG_PROBS)
+    """And without best ids they compile, too."""
+    errors, first, *others = run(tmp_path, LOG_PROBS)
+    assert errors == [None] * 4
     assert len(first) == 4
     assert others == [first] * 5

@@ -186,9 +186,7 @@ def decode_attention(
     constants = layer.constants(query)
     config = CONFIGS[constants["BLOCK_D"], query.element_size()]
     group = constants["GROUP"]
-    # Without tensor cores large blocks gain nothing, and registers do not hold them.
-    most = MIN_BLOCK_ROWS if query.element_size() == 4 else MAX_BLOCK_ROWS
-    block_rows = min(max(next_power_of_2(group), MIN_BLOCK_ROWS), most)
+    block_rows = min(max(next_power_of_2(group), MIN_BLOCK_ROWS), MAX_BLOCK_ROWS)
     partial = None
     if max_splits > 1:
         partial = partial_results(workspace, num_rows, num_heads, head_dim, max_splits)

@@ -262,28 +262,26 @@ def _sums_and_best_kernel(
     reference = tl.where(top > MINUS_INFINITY, top, 0.0)
     tl.store(largest + row * num_tiles + tile, top)
     tl.store(sums + row * num_tiles + tile, tl.sum(tl.exp(x - reference), 0))
-    if top_n is None:
-        return
-    wanted = tl.load(top_n + row)
-    if wanted == 0:
-        return
-    of_row, shift, divisor = _row(
-        maxima, num_groups, logit_index, adjusted_maxima, is_adjusted, best, temperatures, possible,
-        processed, row, num_groups, ADJUSTS,
-    )  # fmt: skip
-    tiles = tl.arange(0, TILES)
-    groups = tiles[:, None] * GROUPS_PER_TILE + tl.arange(0, GROUPS_PER_TILE)[None, :]
-    best_of_group = tl.load(of_row + groups, mask=groups < num_groups, other=MINUS_INFINITY)
-    best_of_tile = scale(tl.max(best_of_group, 1), shift, divisor)
-    best_of_tile = tl.where(is_finite, best_of_tile, 0.0)
-    before = (best_of_tile > top) | ((best_of_tile == top) & (tiles < tile))
-    rank = tl.sum((before & (tiles < num_tiles)).to(tl.int32), 0)
-    if rank < wanted:
-        left = tl.where(inside, _keys(x, ids), LEAST_KEY)
-        for place in range(0, wanted):
-            largest_key = tl.max(left, 0)
-            tl.store(keys + (row * num_ranks + rank) * width + place, largest_key)
-            left = tl.where(left == largest_key, LEAST_KEY, left)
+    if top_n is not None:
+        wanted = tl.load(top_n + row)
+        if wanted > 0:
+            of_row, shift, divisor = _row(
+                maxima, num_groups, logit_index, adjusted_maxima, is_adjusted, best, temperatures,
+                possible, processed, row, num_groups, ADJUSTS,
+            )  # fmt: skip
+            tiles = tl.arange(0, TILES)
+            groups = tiles[:, None] * GROUPS_PER_TILE + tl.arange(0, GROUPS_PER_TILE)[None, :]
+            best_of_group = tl.load(of_row + groups, mask=groups < num_groups, other=MINUS_INFINITY)
+            best_of_tile = scale(tl.max(best_of_group, 1), shift, divisor)
+            best_of_tile = tl.where(is_finite, best_of_tile, 0.0)
+            before = (best_of_tile > top) | ((best_of_tile == top) & (tiles < tile))
+            rank = tl.sum((before & (tiles < num_tiles)).to(tl.int32), 0)
+            if rank < wanted:
+                left = tl.where(inside, _keys(x, ids), LEAST_KEY)
+                for place in range(0, wanted):
+                    largest_key = tl.max(left, 0)
+                    tl.store(keys + (row * num_ranks + rank) * width + place, largest_key)
+                    left = tl.where(left == largest_key, LEAST_KEY, left)
 
 
 @triton.jit(do_not_specialize=["num_ranks", "width"])
@@ -311,21 +309,20 @@ def _normalise_kernel(
     top = tl.max(tops, 0)
     normaliser = top + tl.log(tl.sum(parts * tl.exp(tops - top), 0))
     tl.store(normalisers + row, normaliser)
-    if top_n is None:
-        return
-    wanted = tl.load(top_n + row)
-    # By rank of a tile: its list, and how many of it are taken.
-    lists = keys + (row * num_ranks + tiles) * width
-    taken = tl.zeros([TILES], tl.int32)
-    for place in range(0, wanted):
-        has_more = (tiles < tl.minimum(wanted, num_ranks)) & (taken < wanted)
-        heads = tl.load(lists + taken, mask=has_more, other=LEAST_KEY)
-        key = tl.max(heads, 0)
-        taken += (heads == key).to(tl.int32)
-        ordered = (key >> 32).to(tl.int32)
-        value = (ordered ^ ((ordered >> 31) & ID_BITS)).to(tl.float32, bitcast=True)
-        tl.store(top_ids + row * width + place, -(key & ID_BITS).to(tl.int32) + ID_BITS)
-        tl.store(top_values + row * width + place, value - normaliser)
+    if top_n is not None:
+        wanted = tl.load(top_n + row)
+        # By rank of a tile: its list, and how many of it are taken.
+        lists = keys + (row * num_ranks + tiles) * width
+        taken = tl.zeros([TILES], tl.int32)
+        for place in range(0, wanted):
+            has_more = (tiles < tl.minimum(wanted, num_ranks)) & (taken < wanted)
+            heads = tl.load(lists + taken, mask=has_more, other=LEAST_KEY)
+            key = tl.max(heads, 0)
+            taken += (heads == key).to(tl.int32)
+            ordered = (key >> 32).to(tl.int32)
+            value = (ordered ^ ((ordered >> 31) & ID_BITS)).to(tl.float32, bitcast=True)
+            tl.store(top_ids + row * width + place, -(key & ID_BITS).to(tl.int32) + ID_BITS)
+            tl.store(top_values + row * width + place, value - normaliser)
 
 
 @triton.jit

@@ -49,5 +49,5 @@ def launches(traits: DeviceTraits, quick: bool) -> Iterator[Launch]:
         for max_splits in (MAX_SPLITS,) if quick else (1, MAX_SPLITS):
             name = f"{layer} {dtype} over {pool_dtype} window={window} extras={extras}"
             arguments = (layer, dtype, pool_dtype, window, extras, max_splits)
-            spills = may_spill(pool_dtype, traits.capability)
+            spills = may_spill(layer, dtype, pool_dtype, traits.capability)
             yield Launch(f"{name} splits={max_splits}", partial(_decode, *arguments), spills)

@@ -61,5 +61,5 @@ def launches(traits: DeviceTraits, quick: bool) -> Iterator[Launch]:
                 max(1, rows // group),
                 max_splits,
             )
-            spills = may_spill(pool_dtype, traits.capability)
+            spills = may_spill(layer, dtype, pool_dtype, traits.capability)
             yield Launch(f"{name} rows={rows}", partial(_prompt, *arguments), spills)

@@ -38,5 +38,5 @@ def launches(traits: DeviceTraits, quick: bool) -> Iterator[Launch]:
     for layer, dtype, pool_dtype, window, extras in matrix(quick):
         name = f"{layer} {dtype} over {pool_dtype} window={window} extras={extras}"
         arguments = (layer, dtype, pool_dtype, window, extras)
-        spills = may_spill(pool_dtype, traits.capability)
+        spills = may_spill(layer, dtype, pool_dtype, traits.capability)
         yield Launch(name, partial(_attend, *arguments), spills)

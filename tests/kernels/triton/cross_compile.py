@@ -210,7 +210,8 @@ def summary(results: list[CompileResult]) -> str:
     ]
     for (family, target), group in sorted(groups.items()):
         spilling = [one for one in group if one.stack_bytes > 0]
-        spills = f"{len(spilling)}, up to {max(one.stack_bytes for one in spilling)} bytes"
+        most = max(one.stack_bytes for one in group)
+        spills = f"{len(spilling)}, up to {most} bytes"
         lines.append(
             f"| {family} | {target} | {len(group)} | {max(one.registers for one in group)} | "
             f"{max(one.shared_bytes for one in group)} | {spills if spilling else 'none'} |"

@@ -81,6 +81,10 @@ def matrix(quick: bool) -> list[tuple[Layer, torch.dtype, torch.dtype, int | Non
     return found
 
 
-def may_spill(pool_dtype: torch.dtype, capability: int) -> bool:
-    """Where a few bytes of stack do not matter: fp8 that the device cannot convert."""
-    return pool_dtype == FP8 and capability < 89
+def may_spill(layer: Layer, dtype: torch.dtype, pool_dtype: torch.dtype, capability: int) -> bool:
+    """Where a few bytes of stack do not matter: what is there to compute right, not fast.
+
+    That is fp8 that the device cannot convert, and products of float32 for large groups.
+    """
+    software_fp8 = pool_dtype == FP8 and capability < 89
+    return software_fp8 or (dtype == torch.float32 and layer.num_heads > 16 * layer.num_kv_heads)
