@@ -24,12 +24,20 @@ pub(super) struct Columns {
     pub(super) first: usize,
 }
 
-/// Half of the panel that is multiplied next, to be fetched meanwhile.
+/// What is fetched meanwhile of that which is multiplied next.
 #[derive(Clone, Copy)]
-pub(super) struct Ahead {
-    pub(super) panel: *const u32,
-    pub(super) half: usize,
+pub(super) enum Ahead {
+    /// Nothing.
+    Nothing,
+    /// Some quarters of each block or word of the next panel, since this panel is used again first.
+    Quarters { panel: *const u32, first: usize, count: usize },
+    /// What lies a little ahead, then the next panel, since this panel is used once.
+    Stream { next: *const u32 },
 }
+
+/// Words between what is multiplied and what is fetched, in whole blocks: a core that waits for one
+/// block's sums does not look that far ahead by itself.
+const WORDS_AHEAD: usize = 1152;
 
 /// Add the products of `R` rows and `V` vectors of columns to `sums`.
 ///
@@ -41,7 +49,7 @@ pub(super) unsafe fn product<K: Kernel, const R: usize, const V: usize>(
     format: BlockFormat,
     x: Operand,
     columns: Columns,
-    ahead: Option<Ahead>,
+    ahead: Ahead,
     sums: &mut [[Vector<K>; V]; R],
 ) {
     // SAFETY: the caller's promise.
@@ -59,7 +67,8 @@ const fn format(nibbles: bool, has_offset: bool) -> BlockFormat {
     BlockFormat { nibbles, has_offset }
 }
 
-/// Sums in both integers and float32 leave room for two vectors of columns when there are many rows.
+/// Sums in both integers and float32 leave room for two vectors of columns when there are many rows:
+/// a panel's halves are then multiplied one after the other.
 ///
 /// # Safety
 /// As `product`.
@@ -68,10 +77,10 @@ unsafe fn strips<K: Kernel, const R: usize, const V: usize, const N: bool, const
     k: K,
     x: Operand,
     columns: Columns,
-    ahead: Option<Ahead>,
+    ahead: Ahead,
     sums: &mut [[Vector<K>; V]; R],
 ) {
-    if V != 4 || R == 1 {
+    if V != 4 || R <= 3 {
         // SAFETY: the caller's promise.
         unsafe { strip::<K, R, V, N, O>(k, x, columns, ahead, sums) };
         return;
@@ -82,7 +91,7 @@ unsafe fn strips<K: Kernel, const R: usize, const V: usize, const N: bool, const
             part[row] = [sums[row][2 * half], sums[row][2 * half + 1]];
         }
         let first = columns.first + 2 * half;
-        let ahead = ahead.filter(|_| half == 0);
+        let ahead = if half == 0 { ahead } else { Ahead::Nothing };
         // SAFETY: the caller's promise.
         unsafe { strip::<K, R, 2, N, O>(k, x, Columns { first, ..columns }, ahead, &mut part) };
         for row in 0..R {
@@ -99,18 +108,13 @@ unsafe fn strip<K: Kernel, const R: usize, const V: usize, const N: bool, const 
     k: K,
     x: Operand,
     columns: Columns,
-    ahead: Option<Ahead>,
+    ahead: Ahead,
     sums: &mut [[Vector<K>; V]; R],
 ) {
     let words = format(N, O).words();
     let mut local = *sums;
     for block in 0..columns.num_blocks {
-        if let Some(ahead) = ahead {
-            let next = ahead.panel.wrapping_add(block * words + ahead.half * words / 2);
-            for line in 0..words / 2 / LANES {
-                k.prefetch(next.wrapping_add(line * LANES));
-            }
-        }
+        fetch::<K, N, O>(k, ahead, columns, block);
         // SAFETY: the caller's promise; a panel's block has the format's words.
         unsafe {
             let x = Operand { start: x.start.add(block * OPERAND_BLOCK_WORDS), ..x };
@@ -121,50 +125,34 @@ unsafe fn strip<K: Kernel, const R: usize, const V: usize, const N: bool, const 
     *sums = local;
 }
 
-/// One row and two panels of one format: both are streamed at once.
-///
-/// # Safety
-/// As `product`.
+/// Fetch what belongs to a block's share of the time.
 #[inline(always)]
-pub(super) unsafe fn pair<K: Kernel>(
+fn fetch<K: Kernel, const N: bool, const O: bool>(
     k: K,
-    format: BlockFormat,
-    x: *const u32,
-    panels: [*const u32; 2],
-    num_blocks: usize,
-) -> [[Vector<K>; 4]; 2] {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match (format.nibbles, format.has_offset) {
-            (false, false) => pair_of::<K, false, false>(k, x, panels, num_blocks),
-            (false, true) => pair_of::<K, false, true>(k, x, panels, num_blocks),
-            (true, false) => pair_of::<K, true, false>(k, x, panels, num_blocks),
-            (true, true) => pair_of::<K, true, true>(k, x, panels, num_blocks),
-        }
-    }
-}
-
-/// # Safety
-/// As `product`.
-#[inline(always)]
-unsafe fn pair_of<K: Kernel, const N: bool, const O: bool>(
-    k: K,
-    x: *const u32,
-    panels: [*const u32; 2],
-    num_blocks: usize,
-) -> [[Vector<K>; 4]; 2] {
+    ahead: Ahead,
+    columns: Columns,
+    block: usize,
+) {
     let words = format(N, O).words();
-    let mut sums = [[[k.simd().splat(0.0); 4]; 1]; 2];
-    for block in 0..num_blocks {
-        // SAFETY: the caller's promise; a panel's block has the format's words.
-        unsafe {
-            let x = Operand { start: x.add(block * OPERAND_BLOCK_WORDS), stride: 0 };
-            for (panel, sums) in panels.iter().zip(&mut sums) {
-                add_block::<K, 1, 4, N, O>(k, x, panel.add(block * words), 0, sums);
-            }
+    let lines = words / LANES;
+    let (from, lines) = match ahead {
+        Ahead::Nothing => return,
+        Ahead::Quarters { panel, first, count } => {
+            (panel.wrapping_add(block * words), first * lines / 4..(first + count) * lines / 4)
         }
+        Ahead::Stream { next } => {
+            let block = block + WORDS_AHEAD / words;
+            let from = if block < columns.num_blocks {
+                columns.panel.wrapping_add(block * words)
+            } else {
+                next.wrapping_add((block - columns.num_blocks) * words)
+            };
+            (from, 0..lines)
+        }
+    };
+    for line in lines {
+        k.prefetch(from.wrapping_add(line * LANES));
     }
-    [sums[0][0], sums[1][0]]
 }
 
 /// Add one block's products.

@@ -74,25 +74,25 @@ pub(crate) fn linear<K: Kernel>(k: K, task: &LinearTask<'_>) {
         }
     } else {
         for panel in task.panels.clone() {
-            tiles_of_four::<K>(k, task, panel, gated);
+            narrow_tiles::<K>(k, task, panel, gated);
         }
     }
 }
 
-/// One row: two panels at a time keep enough loads in flight.
+/// One row: two dense panels at a time keep enough loads in flight; blocks are fetched ahead.
 #[inline(always)]
 fn one_row<K: Kernel>(k: K, task: &LinearTask<'_>) {
     let x = task.input.rows_from(task.rows.start, 1);
     let mut panel = task.panels.start;
     while panel + 2 <= task.panels.end {
-        let sums = two_panels(k, x, task.weight, [panel, panel + 1]);
+        let sums = two_panels(k, x, task.weight, [panel, panel + 1, panel + 2]);
         finish_row(k, task, panel, &sums[0]);
         finish_row(k, task, panel + 1, &sums[1]);
         panel += 2;
     }
     if panel < task.panels.end {
-        let sums = product::<K, 1, PANEL_VECTORS>(k, (x, 0), task.weight, (panel, 0), None);
-        finish_row(k, task, panel, &sums[0]);
+        let sums = one_panel(k, x, task.weight, [panel, panel + 1]);
+        finish_row(k, task, panel, &sums);
     }
 }
 
@@ -101,7 +101,7 @@ fn gated_row<K: Kernel>(k: K, task: &LinearTask<'_>, panel: usize) {
     let Epilogue::Gated(out) = task.epilogue else { return };
     let x = task.input.rows_from(task.rows.start, 1);
     let half = task.weight.panels.len() / 2;
-    let sums = two_panels(k, x, task.weight, [panel, panel + half]);
+    let sums = two_panels(k, x, task.weight, [panel, panel + half, panel + 1]);
     for vector in 0..PANEL_VECTORS {
         let gate = biased(k, task.weight, panel, vector, sums[0][vector]);
         let up = biased(k, task.weight, panel + half, vector, sums[1][vector]);
@@ -109,28 +109,33 @@ fn gated_row<K: Kernel>(k: K, task: &LinearTask<'_>, panel: usize) {
     }
 }
 
+/// A panel, before another.
+#[inline(always)]
+fn one_panel<K: Kernel>(
+    k: K,
+    x: *const u32,
+    weight: &PackedLinear,
+    [panel, next]: [usize; 2],
+) -> [Vector<K>; PANEL_VECTORS] {
+    let ahead = Ahead::Stream { next: weight.panel(next.min(weight.panels.len() - 1)) };
+    let [sums] = product::<K, 1, PANEL_VECTORS>(k, (x, 0), weight, (panel, 0), ahead);
+    sums
+}
+
+/// Two panels, before a third.
 #[inline(always)]
 fn two_panels<K: Kernel>(
     k: K,
     x: *const u32,
     weight: &PackedLinear,
-    panels: [usize; 2],
+    [panel, other, next]: [usize; 3],
 ) -> [[Vector<K>; PANEL_VECTORS]; 2] {
-    let formats = panels.map(|panel| weight.format(panel));
-    if let PanelFormat::Blocks(format) = formats[0]
-        && formats[0] == formats[1]
-    {
-        let panels = panels.map(|panel| weight.panel(panel));
-        // SAFETY: an input row has the weight's blocks, and both panels are of that format.
-        return unsafe { block_linear::pair(k, format, x, panels, weight.num_blocks()) };
-    }
-    if formats != [PanelFormat::Dense; 2] {
-        let [first] = product::<K, 1, PANEL_VECTORS>(k, (x, 0), weight, (panels[0], 0), None);
-        let [second] = product::<K, 1, PANEL_VECTORS>(k, (x, 0), weight, (panels[1], 0), None);
-        return [first, second];
+    if [panel, other].map(|panel| weight.format(panel)) != [PanelFormat::Dense; 2] {
+        let first = one_panel(k, x, weight, [panel, other]);
+        return [first, one_panel(k, x, weight, [other, next])];
     }
     let mut sums = [[k.simd().splat(0.0); PANEL_VECTORS]; 2];
-    let [first, second] = panels.map(|panel| weight.panel(panel));
+    let [first, second] = [panel, other].map(|panel| weight.panel(panel));
     for word in 0..weight.row_words() {
         // SAFETY: an input row holds `row_words` words, a panel `row_words * PANEL`.
         unsafe {
@@ -157,7 +162,7 @@ fn product<K: Kernel, const R: usize, const V: usize>(
     (x, stride): (*const u32, usize),
     weight: &PackedLinear,
     (panel, first): (usize, usize),
-    ahead: Option<Ahead>,
+    ahead: Ahead,
 ) -> [[Vector<K>; V]; R] {
     let from = weight.panel(panel);
     match weight.format(panel) {
@@ -182,19 +187,17 @@ fn dense_product<K: Kernel, const R: usize, const V: usize>(
     (x, stride): (*const u32, usize),
     row_words: usize,
     columns: *const u32,
-    ahead: Option<Ahead>,
+    ahead: Ahead,
 ) -> [[Vector<K>; V]; R] {
     let mut sums = [[k.simd().splat(0.0); V]; R];
     for word in 0..row_words {
         // SAFETY: `x` points to `R` rows of `row_words` words, and a panel holds `row_words * PANEL`.
         unsafe {
             let from = columns.add(word * PANEL);
-            if V > 1
-                && let Some(ahead) = ahead
-            {
-                let next = ahead.panel.wrapping_add(word * PANEL + ahead.half * PANEL / 2);
-                k.prefetch(next);
-                k.prefetch(next.wrapping_add(LANES));
+            if let Ahead::Quarters { panel, first, count } = ahead {
+                for quarter in first..first + count {
+                    k.prefetch(panel.wrapping_add(word * PANEL + quarter * LANES));
+                }
             }
             let mut b = [k.load_words(from); V];
             for vector in 1..V {
@@ -295,38 +298,48 @@ fn tiles_of_six<K: Kernel>(k: K, task: &LinearTask<'_>, panel: usize, gated: boo
     }
 }
 
+/// As above where registers are few: tiles of at most four rows and a vector or two.
 #[inline(always)]
-fn tiles_of_four<K: Kernel>(k: K, task: &LinearTask<'_>, panel: usize, gated: bool) {
+fn narrow_tiles<K: Kernel>(k: K, task: &LinearTask<'_>, panel: usize, gated: bool) {
     let mut row = task.rows.start;
     while row < task.rows.end {
-        let rows = (task.rows.end - row).min(4);
-        for vector in 0..PANEL_VECTORS {
-            match rows {
-                1 => tile::<K, 1, 1>(k, task, panel, (row, vector), gated),
-                2 => tile::<K, 2, 1>(k, task, panel, (row, vector), gated),
+        let left = task.rows.end - row;
+        let height = left.div_ceil(left.div_ceil(4));
+        let step = if height <= 2 { 2 } else { 1 };
+        for vector in (0..PANEL_VECTORS).step_by(step) {
+            match height {
+                1 => tile::<K, 1, 2>(k, task, panel, (row, vector), gated),
+                2 => tile::<K, 2, 2>(k, task, panel, (row, vector), gated),
                 3 => tile::<K, 3, 1>(k, task, panel, (row, vector), gated),
                 _ => tile::<K, 4, 1>(k, task, panel, (row, vector), gated),
             }
         }
-        row += rows;
+        row += height;
     }
 }
 
-/// What the tile at `row` fetches of the next panel: the first two of several tiles fetch a half each,
-/// so that memory is busy while a panel is used again. A single tile leaves it to the processor.
+/// What a tile of `V` vectors and `height` rows fetches while it multiplies `panel`. Where other tiles
+/// use the panel again, the first of them fetch a share of the next one each, so that memory is busy
+/// meanwhile; a tile alone streams `panel`, then `following`.
 #[inline(always)]
-fn half_of_next(
+fn ahead_of<const V: usize>(
     task: &LinearTask<'_>,
-    panel: usize,
+    [panel, following]: [usize; 2],
     (row, vector): (usize, usize),
     height: usize,
-) -> Option<Ahead> {
-    let half = (row - task.rows.start) / height;
-    if task.rows.len() <= height || half >= 2 || vector > 0 || panel + 1 >= task.weight.panels.len()
-    {
-        return None;
+) -> Ahead {
+    let index = (row - task.rows.start) / height;
+    let is_alone = V == PANEL_VECTORS && task.rows.len() <= height;
+    let next = if is_alone { following } else { panel + 1 };
+    let next = task.weight.panel(next.min(task.weight.panels.len() - 1));
+    match (is_alone, index) {
+        (true, _) => Ahead::Stream { next },
+        (false, 0 | 1) if V == PANEL_VECTORS => {
+            Ahead::Quarters { panel: next, first: 2 * index, count: 2 }
+        }
+        (false, 0) => Ahead::Quarters { panel: next, first: vector, count: V },
+        _ => Ahead::Nothing,
     }
-    Some(Ahead { panel: task.weight.panel(panel + 1), half })
 }
 
 /// `R` rows and `V` vectors from `(row, vector)` on.
@@ -339,8 +352,10 @@ fn tile<K: Kernel, const R: usize, const V: usize>(
     gated: bool,
 ) {
     let x = (task.input.rows_from(row, R).cast_const(), task.input.stride());
-    let next = half_of_next(task, panel, (row, vector), R);
-    let sums = product::<K, R, V>(k, x, task.weight, (panel, vector), next);
+    let half = task.weight.panels.len() / 2;
+    let following = if gated { panel + half } else { panel + 1 };
+    let ahead = ahead_of::<V>(task, [panel, following], (row, vector), R);
+    let sums = product::<K, R, V>(k, x, task.weight, (panel, vector), ahead);
     if !gated {
         for (index, sums) in sums.iter().enumerate() {
             for (offset, &sum) in sums.iter().enumerate() {
@@ -351,9 +366,8 @@ fn tile<K: Kernel, const R: usize, const V: usize>(
         return;
     }
     let Epilogue::Gated(out) = task.epilogue else { return };
-    let half = task.weight.panels.len() / 2;
-    let next = half_of_next(task, panel + half, (row, vector), R);
-    let ups = product::<K, R, V>(k, x, task.weight, (panel + half, vector), next);
+    let ahead = ahead_of::<V>(task, [panel + half, panel + 1], (row, vector), R);
+    let ups = product::<K, R, V>(k, x, task.weight, (panel + half, vector), ahead);
     for index in 0..R {
         for offset in 0..V {
             let at = (row + index, vector + offset);

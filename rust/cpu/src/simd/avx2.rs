@@ -351,7 +351,13 @@ impl Kernel for Avx2Bf16 {
     }
     #[inline(always)]
     fn splat_word(self, word: u32) -> [Pair; 2] {
-        [self.0.splat(f32::from_bits(word << 16)), self.0.splat(f32::from_bits(word & 0xffff_0000))]
+        op!({
+            let all = _mm256_set1_epi32(word as i32);
+            let low = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(all));
+            let mask = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+            let high = _mm256_castsi256_ps(_mm256_and_si256(all, mask));
+            [[low; 2], [high; 2]]
+        })
     }
     #[inline(always)]
     fn dot(self, sums: Pair, a: [Pair; 2], b: [Pair; 2]) -> Pair {
