@@ -5,9 +5,9 @@
 //!
 //! How a panel is passed over follows from what is scarce. One row: two panels are streamed at once.
 //! A few rows: memory and multipliers are, and tiles share chunks of a panel (`streamed`). More rows:
-//! multipliers alone are, and tiles are tall, as a panel is read from the cache once for each; many:
-//! wide, as the operands are read again for each strip of a panel.
+//! multipliers alone are, and each tile passes over the whole panel.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::block_linear::{self, Ahead, Columns, Operand};
@@ -18,8 +18,6 @@ use crate::packed_linear::{PANEL, PackedLinear, PanelColumns, PanelFormat};
 use crate::simd::{Kernel, LANES, Simd, Vector, store_prefix};
 
 const PANEL_VECTORS: usize = PANEL / LANES;
-/// Rows at most that tall tiles pass over twice: more do not stay near in the meantime.
-const TALL_ROWS: usize = 64;
 
 /// What becomes of a product.
 #[derive(Clone, Copy)]
@@ -64,12 +62,10 @@ pub(crate) fn linear<K: Kernel>(k: K, task: &LinearTask<'_>) {
         }
     } else if K::TILE_VECTORS == 4 {
         for panel in task.panels.clone() {
-            if task.rows.len() > TALL_ROWS || !is_dense(task, panel, gated) {
-                tiles_of_six::<K>(k, task, panel, gated);
-            } else if task.rows.len() <= streamed::MOST_ROWS {
+            if task.rows.len() <= streamed::MOST_ROWS && is_dense(task, panel, gated) {
                 stream::<K>(k, task, panel);
             } else {
-                tall_tiles::<K>(k, task, panel, gated);
+                tiles_of_six::<K>(k, task, panel, gated);
             }
         }
     } else {
@@ -168,7 +164,9 @@ fn product<K: Kernel, const R: usize, const V: usize>(
     match weight.format(panel) {
         PanelFormat::Dense => {
             let from = from.wrapping_add(first * LANES);
-            dense_product::<K, R, V>(k, (x, stride), weight.row_words(), from, ahead)
+            let mut sums = MaybeUninit::uninit();
+            let x = (x, stride);
+            *dense_product::<K, R, V>(k, x, weight.row_words(), from, ahead, &mut sums)
         }
         PanelFormat::Blocks(format) => {
             let x = Operand { start: x, stride };
@@ -188,15 +186,20 @@ fn dense_product<K: Kernel, const R: usize, const V: usize>(
     row_words: usize,
     columns: *const u32,
     ahead: Ahead,
-) -> [[Vector<K>; V]; R] {
-    let mut sums = [[k.simd().splat(0.0); V]; R];
+    sums: &mut MaybeUninit<[[Vector<K>; V]; R]>,
+) -> &[[Vector<K>; V]; R] {
+    // Not where they go at last: that is memory, and they would be stored there at every word.
+    let mut local = [[k.simd().splat(0.0); V]; R];
     for word in 0..row_words {
         // SAFETY: `x` points to `R` rows of `row_words` words, and a panel holds `row_words * PANEL`.
         unsafe {
             let from = columns.add(word * PANEL);
-            if let Ahead::Quarters { panel, first, count } = ahead {
-                for quarter in first..first + count {
-                    k.prefetch(panel.wrapping_add(word * PANEL + quarter * LANES));
+            if let Ahead::Quarters { panel, first, .. } = ahead {
+                let next = panel.wrapping_add(word * PANEL + first * LANES);
+                // `count` is this number, too, which must be a constant here.
+                k.prefetch(next);
+                if V > 1 {
+                    k.prefetch(next.wrapping_add(LANES));
                 }
             }
             let mut b = [k.load_words(from); V];
@@ -206,12 +209,12 @@ fn dense_product<K: Kernel, const R: usize, const V: usize>(
             for row in 0..R {
                 let a = k.splat_word(*x.add(row * stride + word));
                 for vector in 0..V {
-                    sums[row][vector] = k.dot(sums[row][vector], a, b[vector]);
+                    local[row][vector] = k.dot(local[row][vector], a, b[vector]);
                 }
             }
         }
     }
-    sums
+    sums.write(local)
 }
 
 /// Whether a panel, and the one of up if it is of gate, holds elements.
@@ -220,28 +223,6 @@ fn is_dense(task: &LinearTask<'_>, panel: usize, gated: bool) -> bool {
     let weight = task.weight;
     let other = if gated { panel + weight.panels.len() / 2 } else { panel };
     [weight.format(panel), weight.format(other)] == [PanelFormat::Dense; 2]
-}
-
-/// More rows than `streamed` takes, in even tiles of half a panel: the higher a tile, the fewer times
-/// is the panel read from the second-level cache.
-#[inline(always)]
-fn tall_tiles<K: Kernel>(k: K, task: &LinearTask<'_>, panel: usize, gated: bool) {
-    for vector in [0, 2] {
-        let mut row = task.rows.start;
-        while row < task.rows.end {
-            let left = task.rows.end - row;
-            let height = left.div_ceil(left.div_ceil(14));
-            match height {
-                10 => tile::<K, 10, 2>(k, task, panel, (row, vector), gated),
-                11 => tile::<K, 11, 2>(k, task, panel, (row, vector), gated),
-                12 => tile::<K, 12, 2>(k, task, panel, (row, vector), gated),
-                13 => tile::<K, 13, 2>(k, task, panel, (row, vector), gated),
-                14 => tile::<K, 14, 2>(k, task, panel, (row, vector), gated),
-                _ => unreachable!("33 rows or more are cut into tiles of 10 to 14"),
-            }
-            row += height;
-        }
-    }
 }
 
 /// All rows of a task times a dense panel, and that of up if it is of gate.
