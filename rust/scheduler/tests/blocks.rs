@@ -169,42 +169,44 @@ fn planning_too_far_ahead_or_into_too_little_is_an_error() {
     assert!(matches!(error, Error::ArenaTooSmall { .. }), "{error}");
 }
 
+/// A small configuration with one field replaced.
+fn configured(field: &str, value: &str) -> Result<Config, Error> {
+    let mut fields = std::collections::BTreeMap::from([
+        ("page_size", "16"),
+        ("num_pages", "100"),
+        ("max_running_requests", "8"),
+        ("max_queued_requests", "null"),
+        ("max_queued_batch_requests", "null"),
+        ("max_batch_tokens", "64"),
+        ("mixed_steps", "null"),
+        ("max_chunk_tokens", "null"),
+        ("max_context_len", "100"),
+        ("vocab_size", "10"),
+        ("eos_token_ids", "[]"),
+        ("policy", "\"lpm\""),
+        ("priority_scheduling", "false"),
+        ("low_priority_first", "false"),
+        ("aging_steps", "16"),
+        ("prefix_cache", "true"),
+        ("overlap_depth", "0"),
+        ("waiting_timeout_s", "null"),
+        ("new_token_ratio_init", "0.7"),
+        ("new_token_ratio_min", "0.1"),
+        ("new_token_ratio_decay_steps", "600"),
+        ("max_samples", "8"),
+        ("arena_bytes", "65536"),
+        ("tokenizer_json", "null"),
+    ]);
+    fields.insert(field, value);
+    let fields: Vec<_> =
+        fields.iter().map(|(name, value)| format!("\"{name}\": {value}")).collect();
+    Config::from_json(format!("{{{}}}", fields.join(", ")).as_bytes())
+}
+
 #[test]
 fn configurations_are_checked() {
-    let json = |field: &str, value: &str| {
-        let mut fields = std::collections::BTreeMap::from([
-            ("page_size", "16"),
-            ("num_pages", "100"),
-            ("max_running_requests", "8"),
-            ("max_queued_requests", "null"),
-            ("max_queued_batch_requests", "null"),
-            ("max_batch_tokens", "64"),
-            ("mixed_steps", "null"),
-            ("max_chunk_tokens", "null"),
-            ("max_context_len", "100"),
-            ("vocab_size", "10"),
-            ("eos_token_ids", "[]"),
-            ("policy", "\"lpm\""),
-            ("priority_scheduling", "false"),
-            ("low_priority_first", "false"),
-            ("aging_steps", "16"),
-            ("prefix_cache", "true"),
-            ("overlap_depth", "0"),
-            ("waiting_timeout_s", "null"),
-            ("new_token_ratio_init", "0.7"),
-            ("new_token_ratio_min", "0.1"),
-            ("new_token_ratio_decay_steps", "600"),
-            ("max_samples", "8"),
-            ("arena_bytes", "65536"),
-            ("tokenizer_json", "null"),
-        ]);
-        fields.insert(field, value);
-        let fields: Vec<_> =
-            fields.iter().map(|(name, value)| format!("\"{name}\": {value}")).collect();
-        Config::from_json(format!("{{{}}}", fields.join(", ")).as_bytes())
-    };
-    assert_eq!(json("page_size", "16").expect("good").max_running(), 8);
-    assert_eq!(json("max_batch_tokens", "8").expect("good").max_running(), 7);
+    assert_eq!(configured("page_size", "16").expect("good").max_running(), 8);
+    assert_eq!(configured("max_batch_tokens", "8").expect("good").max_running(), 7);
     for (field, value) in [
         ("page_size", "0"),
         ("num_pages", "1"),
@@ -220,15 +222,22 @@ fn configurations_are_checked() {
         ("waiting_timeout_s", "0"),
         ("arena_bytes", "1024"),
     ] {
-        let error = json(field, value).expect_err(field);
+        let error = configured(field, value).expect_err(field);
         assert!(error.to_string().starts_with(field), "{error}");
     }
+    for (field, value) in [("policy", "\"random\""), ("page_size", "-1"), ("unknown", "1")] {
+        assert!(matches!(configured(field, value), Err(Error::ConfigJson(_))), "{field}");
+    }
+}
+
+#[test]
+fn what_mixed_steps_take_is_checked() {
     let mixed = |target: &str, fixed: &str, token: &str, least: u32| {
         let value = format!(
             r#"{{"target_s": {target}, "fixed_s": {fixed}, "token_s": {token},
             "least_prompt_tokens": {least}}}"#
         );
-        json("mixed_steps", &value)
+        configured("mixed_steps", &value)
     };
     mixed("0.04", "0", "0.001", 1).expect("good");
     for (field, outcome) in [
@@ -239,9 +248,6 @@ fn configurations_are_checked() {
     ] {
         let error = outcome.expect_err(field);
         assert!(error.to_string().starts_with(field), "{error}");
-    }
-    for (field, value) in [("policy", "\"random\""), ("page_size", "-1"), ("unknown", "1")] {
-        assert!(matches!(json(field, value), Err(Error::ConfigJson(_))), "{field}");
     }
 }
 

@@ -72,7 +72,7 @@ fn a_prompt_is_computed_in_chunks_that_fill_the_budget() {
 #[test]
 fn steps_in_which_sequences_decode_may_be_shorter() {
     for (mixed, least, chunk) in [(20, 9, 19), (3, 9, 4), (3, 2, 2), (32, 9, 31), (99, 9, 31)] {
-        let mixed_steps = mixed_steps(mixed, least);
+        let mixed_steps = Some(mixed_steps(mixed, least));
         let mut engine = Engine::new(Config { mixed_steps, ..config() });
         engine.submit(&submit(1, &prompt(1, 5), 30));
         engine.submit(&submit(2, &prompt(2, 60), 2));
@@ -105,7 +105,7 @@ fn long_prompts_never_starve_decoding_nor_the_other_way_round() {
     {
         let load = Config {
             max_batch_tokens: budget,
-            mixed_steps: mixed.and_then(|(tokens, least)| mixed_steps(tokens, least)),
+            mixed_steps: mixed.map(|(tokens, least)| mixed_steps(tokens, least)),
             max_running_requests: running,
             num_pages: 1000,
             prefix_cache: false,
@@ -163,7 +163,7 @@ fn long_prompts_never_starve_decoding_nor_the_other_way_round() {
 #[test]
 fn steps_in_which_sequences_decode_follow_what_such_steps_take() {
     let load = Config {
-        mixed_steps: mixed_steps(20, 2),
+        mixed_steps: Some(mixed_steps(20, 2)),
         num_pages: 1000,
         prefix_cache: false,
         overlap_depth: 1,

@@ -32,9 +32,9 @@ pub fn text_of(ids: &[u32]) -> String {
 }
 
 /// Steps that are to take one second for each of so many tokens, and are expected to.
-pub fn mixed_steps(tokens: u32, least_prompt_tokens: u32) -> Option<MixedSteps> {
+pub fn mixed_steps(tokens: u32, least_prompt_tokens: u32) -> MixedSteps {
     let target_s = f64::from(tokens);
-    Some(MixedSteps { target_s, fixed_s: 0.0, token_s: 1.0, least_prompt_tokens })
+    MixedSteps { target_s, fixed_s: 0.0, token_s: 1.0, least_prompt_tokens }
 }
 
 /// A small engine; tests change what they are about.
