@@ -88,6 +88,11 @@ fn steps_in_which_sequences_decode_may_be_shorter() {
     }
 }
 
+/// Many sequences at once, whose pages nothing else keeps.
+fn roomy(running: u32) -> Config {
+    Config { max_running_requests: running, num_pages: 1000, prefix_cache: false, ..config() }
+}
+
 #[test]
 fn long_prompts_never_starve_decoding_nor_the_other_way_round() {
     let cases = [
@@ -103,14 +108,8 @@ fn long_prompts_never_starve_decoding_nor_the_other_way_round() {
     for ((budget, running, mixed), timed) in
         cases.into_iter().flat_map(|case| [(case, false), (case, true)])
     {
-        let load = Config {
-            max_batch_tokens: budget,
-            mixed_steps: mixed.map(|(tokens, least)| mixed_steps(tokens, least)),
-            max_running_requests: running,
-            num_pages: 1000,
-            prefix_cache: false,
-            ..config()
-        };
+        let mixed_steps = mixed.map(|(tokens, least)| mixed_steps(tokens, least));
+        let load = Config { max_batch_tokens: budget, mixed_steps, ..roomy(running) };
         let share = budget.div_ceil(8);
         let most = load.max_running() as usize;
         let mut engine = Engine::new(load);
