@@ -7,6 +7,8 @@ use std::time::Duration;
 use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 use support::{Behaviour, CHUNK, Router, Worker, chat, until};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::time::sleep;
 
 const NOW: Duration = Duration::ZERO;
@@ -284,5 +286,56 @@ async fn what_one_worker_keeps_is_found_there() {
     let listed = ask(Method::GET, "/v1/files", Value::Null).await;
     assert_eq!(listed, (StatusCode::OK, stored));
     router.assert_idle().await;
+    router.join().await;
+}
+
+/// Clients that send everything before they read anything must see why they were refused.
+#[tokio::test]
+async fn an_answer_before_the_end_of_a_body_arrives() {
+    const LENGTH: usize = 24 << 20; // more than the sockets' buffers hold
+    let worker = Worker::start(Behaviour::Answer(NOW)).await;
+    let router = Router::start(&[&worker], 1, json!({})).await;
+    let known = "authorization: Bearer admin\r\n";
+    for (line, headers, status) in [
+        ("POST /v1/chat/completions", format!("{known}content-length: {LENGTH}\r\n"), 413),
+        ("POST /v1/chat/completions", format!("{known}transfer-encoding: chunked\r\n"), 413),
+        ("POST /workers", format!("content-length: {LENGTH}\r\n"), 401),
+        ("PATCH /workers", format!("{known}content-length: {LENGTH}\r\n"), 405),
+        ("POST /workers", format!("{known}content-length: {LENGTH}\r\n"), 400),
+        ("GET /health", format!("content-length: {LENGTH}\r\n"), 200),
+    ] {
+        let mut stream = TcpStream::connect(router.address).await.expect("it accepts");
+        let host = "host: here\r\ncontent-type: application/json\r\n";
+        let head = format!("{line} HTTP/1.1\r\n{host}{headers}\r\n");
+        let body = if headers.contains("chunked") {
+            format!("{LENGTH:x}\r\n{}\r\n0\r\n\r\n", "x".repeat(LENGTH))
+        } else {
+            "x".repeat(LENGTH)
+        };
+        stream.write_all(head.as_bytes()).await.expect("the head is taken");
+        stream.write_all(body.as_bytes()).await.expect("the body is taken");
+        let next = format!("GET /liveness HTTP/1.1\r\n{host}connection: close\r\n\r\n");
+        stream.write_all(next.as_bytes()).await.expect("the connection lives");
+        let mut answers = String::new();
+        stream.read_to_string(&mut answers).await.expect("it closes after the second");
+        assert!(answers.starts_with(&format!("HTTP/1.1 {status} ")), "{line}: {answers}");
+        assert!(answers.ends_with("alive\n"), "{line}: {answers}");
+    }
+    router.assert_idle().await;
+    router.join().await;
+}
+
+/// A client that asks before it sends is told no, and sends nothing.
+#[tokio::test]
+async fn a_refused_client_that_waits_is_not_told_to_send() {
+    let worker = Worker::start(Behaviour::Answer(NOW)).await;
+    let router = Router::start(&[&worker], 1, json!({})).await;
+    let mut stream = TcpStream::connect(router.address).await.expect("it accepts");
+    let head = "POST /generate HTTP/1.1\r\nhost: here\r\nauthorization: Bearer admin\r\n\
+                content-length: 99000000\r\nexpect: 100-continue\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.expect("the head is taken");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.expect("it closes");
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
     router.join().await;
 }

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Incoming;
 use hyper::{Method, Request, Response, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -16,6 +15,7 @@ use super::body::AnswerBody;
 use super::errors::{Refusal, json_response};
 use super::forward::{HttpClient, Job};
 use super::handle::has_key;
+use super::request_body::RequestBody;
 use super::state::{Endpoint, Shared, state_name};
 use crate::core::{BreakerState, Worker, WorkerId, WorkerState};
 
@@ -53,7 +53,7 @@ pub(super) fn health(shared: &Shared) -> Response<AnswerBody> {
 /// `/workers` and `/workers/{id}`.
 pub(super) async fn workers(
     shared: &Arc<Shared>,
-    request: Request<Incoming>,
+    request: Request<RequestBody>,
 ) -> Result<Response<AnswerBody>, Refusal> {
     check_admin(shared, &request)?;
     let path = request.uri().path().trim_end_matches('/').to_owned();
@@ -93,7 +93,7 @@ pub(super) async fn workers(
 }
 
 /// Reading needs the admin key or the clients' key if there is one; changing, the admin key.
-fn check_admin(shared: &Shared, request: &Request<Incoming>) -> Result<(), Refusal> {
+fn check_admin(shared: &Shared, request: &Request<RequestBody>) -> Result<(), Refusal> {
     let (config, headers) = (&shared.config, request.headers());
     let admin = config.admin_api_key.as_deref().is_some_and(|key| has_key(headers, key));
     if admin {
@@ -114,7 +114,7 @@ fn check_admin(shared: &Shared, request: &Request<Incoming>) -> Result<(), Refus
     Err(Refusal::new(StatusCode::UNAUTHORIZED, "invalid_api_key", "the admin key is needed"))
 }
 
-async fn read<T: for<'a> Deserialize<'a>>(request: Request<Incoming>) -> Result<T, Refusal> {
+async fn read<T: for<'a> Deserialize<'a>>(request: Request<RequestBody>) -> Result<T, Refusal> {
     let body = Limited::new(request.into_body(), MAX_ADMIN_BODY);
     let bytes = match body.collect().await {
         Ok(collected) => collected.to_bytes(),

@@ -17,6 +17,7 @@ use super::events::Dialect;
 use super::forward::{self, HttpClient, Job};
 use super::keeper::Kept;
 use super::parse::Asked;
+use super::request_body::RequestBody;
 use super::state::{Counted, Shared};
 
 const REQUEST_ID: &str = "x-request-id";
@@ -53,7 +54,7 @@ pub(super) async fn handle(
     let counted = Counted::new(&shared);
     let route = route_of(request.uri().path());
     let id = request_id(&shared, request.headers());
-    let mut response = match dispatch(&shared, &client, request, &id).await {
+    let mut response = match dispatch(&shared, &client, RequestBody::wrap(request), &id).await {
         Ok(response) => response,
         Err(refusal) => refusal.response(),
     };
@@ -65,7 +66,7 @@ pub(super) async fn handle(
 async fn dispatch(
     shared: &Arc<Shared>,
     client: &HttpClient,
-    request: Request<Incoming>,
+    request: Request<RequestBody>,
     id: &HeaderValue,
 ) -> Result<Response<AnswerBody>, Refusal> {
     let path = request.uri().path();
@@ -133,7 +134,7 @@ fn request_id(shared: &Shared, headers: &HeaderMap) -> HeaderValue {
 /// Reads the body and what the choice needs of it.
 async fn read(
     shared: &Shared,
-    request: Request<Incoming>,
+    request: Request<RequestBody>,
     id: &HeaderValue,
 ) -> Result<Job, Refusal> {
     let arrived = Instant::now();
@@ -161,7 +162,11 @@ async fn read(
     })
 }
 
-async fn collect(shared: &Shared, headers: &HeaderMap, body: Incoming) -> Result<Bytes, Refusal> {
+async fn collect(
+    shared: &Shared,
+    headers: &HeaderMap,
+    body: RequestBody,
+) -> Result<Bytes, Refusal> {
     let limit = shared.config.max_body_bytes;
     let too_large = || {
         let text = format!("the body is larger than {limit} bytes; see --max-body-bytes");

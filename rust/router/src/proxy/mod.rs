@@ -18,6 +18,7 @@ mod log;
 mod metrics;
 mod parse;
 mod reports;
+mod request_body;
 mod serve;
 mod state;
 
