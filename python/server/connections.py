@@ -26,6 +26,7 @@ from starlette.types import ASGIApp
 
 from trunkline.server import logs
 from trunkline.server.config import HttpOptions
+from trunkline.server.middleware import LINGER_S
 
 BACKLOG: Final = 2048
 _HEADER_BYTES: Final = 64 << 10
@@ -88,13 +89,22 @@ class Connection(TCPServer):
     Hypercorn's own would stay, with its descriptor, until the time-out of idle connections: the
     task that waits for that keeps its task group open. A body of which nothing comes for that long
     would hold it for ever, and so would an HTTP/2 connection without a stream.
+
+    It would also close at once after an answer that comes before the end of a body. What is unread
+    then resets the connection, and a client that reads when it has sent everything sees no answer.
+    So here the rest is read and thrown away first, for `LINGER_S`.
     """
 
     _has_ended = False
+    _lingers = False
 
     async def protocol_send(self, event: Event) -> None:
-        """As Hypercorn's, except that an ended connection cannot become idle again."""
-        if not (self._has_ended and isinstance(event, Updated)):
+        """As Hypercorn's, but an ended connection stays so, and one in mid-body does not close."""
+        if isinstance(event, Closed) and self._is_in_mid_message():
+            self._lingers = True
+            with contextlib.suppress(NotImplementedError, OSError, RuntimeError):
+                self.writer.write_eof()  # TLS has none
+        elif not (self._has_ended and isinstance(event, Updated)):
             await super().protocol_send(event)
 
     async def _read_data(self) -> None:
@@ -102,7 +112,10 @@ class Connection(TCPServer):
             while not self.reader.at_eof():
                 limit_s = self.config.keep_alive_timeout if self._owes_data() else None
                 data = await asyncio.wait_for(self.reader.read(MAX_RECV), limit_s)
-                await self.protocol.handle(RawData(data))
+                if not self._lingers:
+                    await self._handle(data)
+                if self._lingers:
+                    await asyncio.wait_for(self._read_away(), LINGER_S)
         await self.protocol.handle(Closed())
         self._has_ended = True
         await self.idle_task.stop()
@@ -110,6 +123,28 @@ class Connection(TCPServer):
         if not isinstance(protocol, H11Protocol):  # nobody empties its buffers any more
             for buffer in protocol.stream_buffers.values():
                 await buffer.close()
+
+    async def _handle(self, data: bytes) -> None:
+        try:
+            await self.protocol.handle(RawData(data))
+        except KeyError as error:
+            if isinstance(self.protocol.protocol, H11Protocol):
+                raise
+            # Of a stream that Hypercorn has forgotten: `middleware` has waited before it let it.
+            raise ConnectionAbortedError("still sending after an early answer") from error
+
+    async def _read_away(self) -> None:
+        while await self.reader.read(MAX_RECV):
+            pass
+
+    def _is_in_mid_message(self) -> bool:
+        """Whether the client goes on sending what nobody reads."""
+        protocol = self.protocol.protocol
+        return (
+            isinstance(protocol, H11Protocol)
+            and protocol.connection.their_state in (h11.SEND_BODY, h11.ERROR)
+            and not self.reader.at_eof()
+        )
 
     def _owes_data(self) -> bool:
         """Whether it is the client's turn: mid-body in HTTP/1, without a stream in HTTP/2."""

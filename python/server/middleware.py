@@ -25,6 +25,7 @@ OWN_REQUEST: Final = "trunkline.own_request"  # in the scope of what the server 
 _ACCESS: Final = "trunkline.access"
 _IS_CLIENT: Final = "trunkline.is_client"
 _MAX_ID_BYTES: Final = 128
+LINGER_S: Final = 30.0  # a client that is still sending has this long to see its answer
 _METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"))
 _OTHER: Final = "other"
 
@@ -119,6 +120,10 @@ class _Exchange:
         elif not message.get("more_body", False) and not self.body.is_complete:
             # Hypercorn waits in `send` for room in the queue of body parts that nobody reads.
             self._drain = asyncio.create_task(self.body.discard())
+            if self._scope["http_version"] == "2":
+                # It forgets a stream with its answer, and what comes of its body then ends the
+                # connection, with every other request on it.
+                await asyncio.wait((self._drain,), timeout=LINGER_S)
         await self._send(message)
 
     def _start(self, message: Message) -> None:

@@ -3,8 +3,11 @@
 import json
 import socket
 import tracemalloc
+from collections import deque
+from itertools import repeat
 from typing import Any
 
+import httpx
 import pytest
 from tests.server.fake_engine import FakeEngine
 from tests.server.live import Live
@@ -12,6 +15,7 @@ from tests.server.sse import events
 
 from trunkline.engine.messages import Refused
 from trunkline.engine.validation import RequestError
+from trunkline.server import connections, middleware
 from trunkline.server.http import decode_json
 
 GENERATE, CHAT, COMPLETION = "/generate", "/v1/chat/completions", "/v1/completions"
@@ -231,28 +235,59 @@ def test_a_charset_may_be_given(live: Live):
 
 @pytest.mark.parametrize("path", [GENERATE, "/nope", "/health"])
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_huge_body_is_cut_off(live: Live, path: str, chunked: bool):
-    """Declared or not, and where nothing reads it; the connection is not left hanging."""
-    address = ("127.0.0.1", live.port)
-    with socket.create_connection(address, timeout=10) as connection:
-        length = "Transfer-Encoding: chunked" if chunked else "Content-Length: 200000000"
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{length}\r\n\r\n"
-        )
+def test_a_client_that_sends_a_huge_body_sees_its_answer(live: Live, path: str, chunked: bool):
+    """Declared or not, and where nothing reads it; clients read when they have sent everything."""
+    block = b"x" * (1 << 20)
+    piece = b"%x\r\n%s\r\n" % (len(block), block) if chunked else block
+    length = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {64 << 20}"
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{length}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", live.port), timeout=10) as connection:
         connection.sendall(head.encode())
-        block = b"x" * 65536
-        piece = b"%x\r\n%s\r\n" % (len(block), block) if chunked else block
-        try:
-            for _ in range(1024):
-                connection.sendall(piece)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # the server has answered and hung up
-        try:
-            answer = connection.recv(1 << 16)
-        except ConnectionResetError:
-            answer = b""
-    assert answer == b"" or answer.startswith(b"HTTP/1.1 4"), answer[:100]
-    assert live.generate(text="x").status_code == 200
+        for _ in range(64):
+            connection.sendall(piece)
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    status = {GENERATE: 413, "/nope": 404, "/health": 405}[path]
+    assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:100]
+    assert answer.endswith(b"}")
+
+
+def test_an_http_2_client_that_never_stops_sending_is_cut_off(
+    live: Live, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(middleware, "LINGER_S", 0.3)
+    with httpx.Client(base_url=live.url, http1=False, http2=True, timeout=20) as client:
+        with pytest.raises(httpx.TransportError):
+            client.post("/nope", content=repeat(b"x" * 65536))
+        assert client.post(GENERATE, json={"text": "x"}).status_code == 200
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("path", "status"), [(GENERATE, 413), ("/nope", 404), ("/health", 405)])
+def test_an_early_answer_leaves_an_http_2_connection_whole(live: Live, path: str, status: int):
+    headers = {"content-type": "application/json"}
+    with httpx.Client(base_url=live.url, http1=False, http2=True, timeout=20) as client:
+        response = client.post(path, content=repeat(b"x" * 65536, 640), headers=headers)
+        assert response.status_code == status
+        assert client.post(GENERATE, json={"text": "x"}).status_code == 200
+
+
+def test_a_client_whose_headers_are_too_large_sees_its_answer(live: Live):
+    with socket.create_connection(("127.0.0.1", live.port), timeout=10) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+        for number in range(64):
+            connection.sendall(b"x-%d: %s\r\n" % (number, b"x" * (1 << 16)))
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert answer.startswith(b"HTTP/1.1 431 "), answer[:100]
+
+
+def test_a_client_that_never_stops_sending_is_cut_off(live: Live, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(connections, "LINGER_S", 0.3)
+    with socket.create_connection(("127.0.0.1", live.port), timeout=10) as connection:
+        head = f"POST {GENERATE} HTTP/1.1\r\nHost: x\r\nContent-Length: {1 << 40}\r\n\r\n"
+        connection.sendall(head.encode())
+        endless = iter(lambda: connection.sendall(b"x" * 65536), "never")
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            deque(endless, maxlen=0)
 
 
 def test_too_long_a_body_is_413(live: Live):

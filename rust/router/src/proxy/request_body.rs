@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 /// Time in which a client that is still sending may finish and see that it was refused.
-const LINGER: Duration = Duration::from_secs(10);
+const LINGER: Duration = Duration::from_secs(30);
 
 /// What a client sends.
 ///
