@@ -214,7 +214,7 @@ async fn a_stop_lets_streams_end() {
     let body =
         http_body_util::BodyExt::collect(answer.into_body()).await.expect("whole").to_bytes();
     assert!(body.ends_with(b"data: [DONE]\n\n"));
-    let refused = tokio::net::TcpStream::connect(router.address);
+    let refused = TcpStream::connect(router.address);
     assert!(refused.await.is_err(), "nobody listens any more");
     router.join().await;
 }
