@@ -47,7 +47,7 @@ LISTED_BYTES: Final = 8
 # The step budget that is derived from measured times stays in these bounds.
 MIN_BUDGET_TOKENS: Final = 128
 # With fewer rows weights are read from memory for too little use: prompts would take longer.
-LEAST_PROMPT_TOKENS: Final = 64
+LEAST_PROMPT_TOKENS: Final = 32
 MAX_BUDGET_TOKENS: Final = 8192
 
 
