@@ -450,6 +450,14 @@ class CpuPopulation:
     def num_bytes(self) -> int:
         """Bytes of the pool."""
 
+    @property
+    def bytes_ahead(self) -> int:
+        """Bytes taken beyond all pages that were written."""
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since a step began or ended; infinite before the first."""
+
     def advance(self, num_bytes: int) -> bool:
         """Take about so many bytes more, in a thread of lowest priority, and wait for it.
 

@@ -212,8 +212,19 @@ class Population(Protocol):
     def num_bytes(self) -> int:
         """Bytes of the pool."""
 
+    @property
+    def bytes_ahead(self) -> int:
+        """Bytes taken beyond all pages that were written."""
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since a step began or ended; infinite before the first."""
+
     def advance(self, num_bytes: int) -> bool:
-        """Take about so many bytes more before they are written; it slows no step down.
+        """Take about so many bytes more before they are written.
+
+        Steps that run meanwhile may be held up: the host of a virtual machine stops a processor
+        while it finds memory for it.
 
         To be called from any thread, one at a time.
 

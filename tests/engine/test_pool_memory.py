@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
+import math
+from collections.abc import Iterator
 
 import psutil
 import pytest
 from tests.kernels.tiny import memory_checkpoint, tiny_runner
 
 from trunkline.engine import resources
-from trunkline.engine.pool_memory import PORTION_BYTES, take_ahead
+from trunkline.engine.pool_memory import BYTES_AHEAD, IDLE_S, PORTION_BYTES, take_ahead
 from trunkline.kernels import Population
 
 LOGGER = logging.getLogger("trunkline.test")
@@ -23,10 +26,20 @@ class FakePopulation:
         self.left = portions
         self.refused = refused
         self.taken = 0
+        self.written = 0
+        self.idle: Iterator[float] = itertools.repeat(math.inf)
 
     @property
     def num_bytes(self) -> int:
         return self.left * PORTION_BYTES
+
+    @property
+    def bytes_ahead(self) -> int:
+        return self.taken * PORTION_BYTES - self.written
+
+    @property
+    def idle_s(self) -> float:
+        return next(self.idle)
 
     def advance(self, num_bytes: int) -> bool:
         assert num_bytes == PORTION_BYTES
@@ -48,6 +61,26 @@ def test_all_is_taken_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
     run(population)
     run(None)
     assert (population.taken, caplog.messages) == (20, [])
+
+
+def test_while_steps_run_little_is_taken_ahead() -> None:
+    population = FakePopulation(1000)
+    ahead = BYTES_AHEAD // PORTION_BYTES
+    taken = []
+
+    def steps() -> Iterator[float]:
+        for _ in range(3):  # steps run, and write nothing
+            taken.append(population.taken)
+            yield 0.01
+        population.written += 7 * PORTION_BYTES
+        yield 0.01
+        taken.append(population.taken)
+        yield from itertools.repeat(IDLE_S)
+
+    population.idle = steps()
+    run(population)
+    assert taken == [ahead, ahead, ahead, ahead + 7]
+    assert population.taken == 1000
 
 
 def test_a_refusal_ends_it_with_one_line(caplog: pytest.LogCaptureFixture) -> None:

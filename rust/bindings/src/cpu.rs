@@ -260,6 +260,16 @@ impl CpuPopulation {
         self.lock().num_bytes()
     }
 
+    #[getter]
+    fn bytes_ahead(&self) -> usize {
+        self.lock().bytes_ahead()
+    }
+
+    #[getter]
+    fn idle_s(&self) -> f64 {
+        self.lock().idle_time().map_or(f64::INFINITY, |time| time.as_secs_f64())
+    }
+
     fn advance(&self, py: Python<'_>, num_bytes: usize) -> PyResult<bool> {
         Ok(py.detach(|| self.lock().advance(num_bytes))?)
     }

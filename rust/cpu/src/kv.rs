@@ -5,9 +5,11 @@
 //! vector of value words 16 dimensions' share of an output. A page size that is no multiple of 16
 //! is stored plainly, `[token][key, value][D]`, and brought into groups when it is read.
 
+use std::sync::Arc;
+
 use crate::error::CpuError;
 use crate::memory::Region;
-use crate::populate::Population;
+use crate::populate::{PoolUsage, Population};
 use crate::simd::LANES;
 use crate::weights::Element;
 
@@ -114,6 +116,7 @@ pub(crate) struct KvPool {
     pub(crate) layout: KvLayout,
     num_layers: usize,
     words: Region,
+    usage: Arc<PoolUsage>,
 }
 
 impl KvPool {
@@ -134,7 +137,7 @@ impl KvPool {
         }
         let layout = KvLayout::new(spec, element);
         let words = Region::new(num_layers * layout.layer_words());
-        Ok(KvPool { layout, num_layers, words })
+        Ok(KvPool { layout, num_layers, words, usage: Arc::default() })
     }
 
     pub(crate) fn num_layers(&self) -> usize {
@@ -151,7 +154,12 @@ impl KvPool {
 
     /// The pool's memory that may be taken ahead.
     pub(crate) fn population(&self) -> Population {
-        Population::new(&self.words, self.num_layers)
+        Population::new(&self.words, self.num_layers, self.page_bytes(), Arc::clone(&self.usage))
+    }
+
+    /// What steps tell of themselves.
+    pub(crate) fn usage(&self) -> &PoolUsage {
+        &self.usage
     }
 
     /// Set every word.

@@ -6,22 +6,54 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::Weak;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use crate::memory::{HUGE_PAGE_BYTES, Mapping, Region};
+
+/// What steps do with a pool.
+#[derive(Default)]
+pub(crate) struct PoolUsage {
+    /// All pages that were written lie below this one.
+    pages: AtomicUsize,
+    last_step: Mutex<Option<Instant>>,
+}
+
+impl PoolUsage {
+    /// A step that writes these pages begins.
+    pub(crate) fn begin(&self, pages: &[u32]) {
+        let end = pages.iter().max().map_or(0, |&page| page as usize + 1);
+        self.pages.fetch_max(end, Ordering::Relaxed);
+        self.end();
+    }
+
+    /// A step ends.
+    pub(crate) fn end(&self) {
+        *self.last_step.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+}
 
 /// The memory of one pool, as far as it is not taken yet. Does not keep the pool alive.
 pub struct Population {
     mapping: Weak<Mapping>,
     bytes: Range<usize>,
     num_layers: usize,
+    page_bytes: usize,
+    usage: Arc<PoolUsage>,
     next: usize,
 }
 
 impl Population {
-    pub(crate) fn new(words: &Region, num_layers: usize) -> Population {
+    /// A pool of pages that take `page_bytes` in all layers.
+    pub(crate) fn new(
+        words: &Region,
+        num_layers: usize,
+        page_bytes: usize,
+        usage: Arc<PoolUsage>,
+    ) -> Population {
         let (mapping, bytes) = words.place();
-        Population { mapping, bytes, num_layers, next: 0 }
+        Population { mapping, bytes, num_layers, page_bytes, usage, next: 0 }
     }
 
     /// Take about so many bytes more, and wait for that: in a thread that gets only the time that
@@ -41,6 +73,18 @@ impl Population {
             let thread = std::thread::Builder::new().name("kv-pool".into());
             thread.spawn_scoped(scope, work)?.join().expect("taking memory panicked")
         })
+    }
+
+    /// Bytes that are taken beyond all pages that were written.
+    pub fn bytes_ahead(&self) -> usize {
+        let taken = (self.next * HUGE_PAGE_BYTES).min(self.num_bytes());
+        taken.saturating_sub(self.usage.pages.load(Ordering::Relaxed) * self.page_bytes)
+    }
+
+    /// Time since a step began or ended; `None` before the first.
+    pub fn idle_time(&self) -> Option<Duration> {
+        let last_step = self.usage.last_step.lock().unwrap_or_else(PoisonError::into_inner);
+        last_step.map(|at| at.elapsed())
     }
 
     /// Bytes of the pool.
@@ -95,6 +139,10 @@ mod tests {
 
     const SMALL_PAGE_BYTES: usize = 4096;
 
+    fn population(region: &Region, num_layers: usize) -> Population {
+        Population::new(region, num_layers, num_layers * SMALL_PAGE_BYTES, Arc::default())
+    }
+
     /// How many of the words' small pages, counted from their start, are in memory without a gap.
     fn resident_bytes(region: &Region, first: usize, bytes: usize) -> usize {
         let start = region.as_ptr() as usize + first;
@@ -116,7 +164,7 @@ mod tests {
             let mut region = Region::new(num_layers * layer_words);
             let last = region.len() - 1;
             region.as_mut_slice()[last] = 7;
-            let mut population = Population::new(&region, num_layers);
+            let mut population = population(&region, num_layers);
             while population.advance(3 * HUGE_PAGE_BYTES).unwrap() {}
             assert_eq!(resident_bytes(&region, 0, 4 * region.len()), 4 * region.len());
             assert!(region.as_slice()[..last].iter().all(|&word| word == 0));
@@ -129,7 +177,7 @@ mod tests {
     fn all_layers_have_their_first_pages_before_one_has_its_last() {
         let (num_layers, layer_bytes) = (4, 11 * HUGE_PAGE_BYTES / 2);
         let region = Region::new(num_layers * layer_bytes / 4);
-        let mut population = Population::new(&region, num_layers);
+        let mut population = population(&region, num_layers);
         for round in 0..5 {
             population.advance(num_layers * HUGE_PAGE_BYTES).unwrap();
             for layer in 0..num_layers {
@@ -143,7 +191,7 @@ mod tests {
     #[test]
     fn what_is_written_meanwhile_stays() {
         let mut region = Region::new(24 * HUGE_PAGE_BYTES / 4);
-        let mut population = Population::new(&region, 3);
+        let mut population = population(&region, 3);
         let taking = std::thread::spawn(move || while population.advance(1).unwrap() {});
         for (index, word) in region.as_mut_slice().iter_mut().enumerate() {
             *word = index as u32;
@@ -155,7 +203,7 @@ mod tests {
     #[test]
     fn a_pool_that_is_gone_has_nothing_to_take() {
         let region = Region::new(4 * HUGE_PAGE_BYTES / 4);
-        let mut population = Population::new(&region, 1);
+        let mut population = population(&region, 1);
         assert!(population.advance(1).unwrap());
         drop(region);
         assert!(!population.advance(usize::MAX).unwrap());
@@ -164,9 +212,28 @@ mod tests {
     #[test]
     fn a_refusal_is_reported() {
         let region = Region::new(HUGE_PAGE_BYTES / 4);
-        let mut population = Population::new(&region, 1);
+        let mut population = population(&region, 1);
         // Beyond the region lies a page that nobody may touch.
         population.bytes.end += SMALL_PAGE_BYTES;
         assert!(population.advance(4 * HUGE_PAGE_BYTES).is_err());
+    }
+
+    #[test]
+    fn it_knows_what_steps_have_written_and_when() {
+        let (num_layers, layer_bytes) = (2, 8 * HUGE_PAGE_BYTES);
+        let region = Region::new(num_layers * layer_bytes / 4);
+        let mut population = population(&region, num_layers);
+        assert_eq!((population.bytes_ahead(), population.idle_time()), (0, None));
+        population.advance(6 * HUGE_PAGE_BYTES).unwrap();
+        assert_eq!(population.bytes_ahead(), 6 * HUGE_PAGE_BYTES);
+        let pages = HUGE_PAGE_BYTES / SMALL_PAGE_BYTES;
+        population.usage.begin(&[3, pages as u32 - 1, 7]);
+        population.usage.begin(&[2]);
+        assert_eq!(population.bytes_ahead(), 4 * HUGE_PAGE_BYTES, "a huge page in each layer");
+        assert!(population.idle_time().unwrap() < Duration::from_secs(5));
+        population.usage.begin(&[8 * pages as u32 - 1]);
+        assert_eq!(population.bytes_ahead(), 0);
+        while population.advance(1).unwrap() {}
+        assert_eq!(population.bytes_ahead(), 0);
     }
 }

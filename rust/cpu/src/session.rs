@@ -128,6 +128,7 @@ impl Session {
             self.kv.move_page(moved[1] as usize, moved[3] as usize, moved[4] as usize);
         }
         let (step, mut row_errors) = self.tokens(&plan);
+        self.kv.usage().begin(&step.pages);
         self.program.run(&self.weights, &mut self.kv, &step);
         let finite = self.program.finite_tokens(&self.weights, step.token_ids.len());
         for (row, error) in step.rows.iter().zip(&mut row_errors) {
@@ -204,6 +205,7 @@ impl Session {
             result.row_errors = errors;
         }
         self.pending = None;
+        self.kv.usage().end();
         Ok(result.encode(step))
     }
 
