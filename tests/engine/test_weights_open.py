@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -68,6 +69,37 @@ def test_overrides_are_merged_into_the_config(tmp_path: Path) -> None:
     config = open_path(tmp_path, json_model_override_args='{"rope_theta": 7.0}').config
     assert config.rope.theta == 7.0
     assert config.num_layers == 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"rope_thteta": 7.0}, "sets 'rope_thteta', which changes nothing for this model"),
+        ({"rope_thteta": 7.0}, "did you mean rope_theta?"),
+        ({"final_logit_softcapping": 30.0}, "sets 'final_logit_softcapping'"),
+        ({"rope_theta": 7.0, "rope_parameters": {"rope_theta": 8.0}}, "sets 'rope_theta'"),
+        ({"num_experts": 4}, "sets 'num_experts'"),
+    ],
+)
+def test_overrides_that_change_nothing_are_refused(
+    tmp_path: Path, keys: dict[str, object], message: str
+) -> None:
+    TinyCheckpoint().write(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        open_path(tmp_path, json_model_override_args=json.dumps(keys))
+    assert message in str(caught.value)
+
+
+def test_overrides_of_a_gguf_file_that_change_nothing_are_refused(tmp_path: Path) -> None:
+    TinyGguf().write(tmp_path / "tiny.gguf")
+    with pytest.raises(CheckpointError, match="sets 'eos_token_id'"):
+        open_path(tmp_path / "tiny.gguf", json_model_override_args='{"eos_token_id": 1}')
+
+
+def test_ends_may_be_overridden(tmp_path: Path) -> None:
+    TinyCheckpoint().write(tmp_path)
+    checkpoint = open_path(tmp_path, json_model_override_args='{"eos_token_id": 5}')
+    assert 5 in checkpoint.generation.eos_token_ids
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

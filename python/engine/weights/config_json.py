@@ -205,8 +205,8 @@ class _Parser:
 
     def _experts(self, num_layers: int) -> ExpertsConfig:
         # Transformers 5 calls them local; both names are in use.
-        local = self._size("num_local_experts", 128)
-        num_experts = self._size("num_experts", local)
+        key = "num_local_experts" if self._values.get("num_experts") is None else "num_experts"
+        num_experts = self._size(key, 128)
         top_k = self._size("num_experts_per_tok", 8)
         if top_k > num_experts:
             raise self._refusal("num_experts_per_tok", top_k, f"1 to num_experts, {num_experts}")
@@ -272,8 +272,10 @@ class _Parser:
     def _soft_cap(self, key: str) -> float | None:
         """A cap, None where the family has none or the file says null."""
         caps = self._family.soft_caps
-        value = self._values.get(key, caps.get(key))
-        if key not in caps or value is None:
+        if key not in caps:
+            return None
+        value = self._values.get(key, caps[key])
+        if value is None:
             return None
         cap = float(self._number(key, value))
         if not 0 < cap < math.inf:
@@ -293,10 +295,12 @@ class _Parser:
     def _window(self, num_layers: int) -> tuple[int | None, tuple[bool, ...]]:
         """The sliding window and which layers have it (empty: all)."""
         family = self._family
-        window = self._values.get("sliding_window", family.sliding_window)
-        if window is None or (family.window_needs_flag and not self._flag("use_sliding_window")):
+        if family.window_needs_flag and not self._flag("use_sliding_window"):
             return None, ()
-        kinds = self._values.get("layer_types")
+        window = self._values.get("sliding_window", family.sliding_window)
+        if window is None:
+            return None, ()
+        kinds = self._values.get("layer_types") if family.window_by_layer else None
         if not family.window_by_layer:
             layers = (True,) * num_layers
         elif kinds is not None:
@@ -334,7 +338,9 @@ class _Parser:
         if partial != 1.0:
             raise self._refusal("partial_rotary_factor", partial, "1.0")
         read = _RopeReader(rope, self._source, kind)
-        theta = read.number("rope_theta", self._values.get(theta_key, default_theta))
+        has_base = rope.get("rope_theta") is not None
+        base = None if has_base else self._values.get(theta_key, default_theta)
+        theta = read.number("rope_theta", base)
         if kind == "default":
             return RopeConfig(theta=theta)
         longest = self._size("max_position_embeddings")

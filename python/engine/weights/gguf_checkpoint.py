@@ -25,6 +25,7 @@ from trunkline.engine.weights.gguf_config import (
 from trunkline.engine.weights.gguf_file import GgufFile
 from trunkline.engine.weights.gguf_tokenizer import build_tokenizer
 from trunkline.engine.weights.layout import Shape
+from trunkline.engine.weights.overrides import OverriddenValues
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +59,9 @@ def gguf_config(file: GgufFile, overrides: Mapping[str, Any]) -> DecoderConfig:
     Raises:
         CheckpointError: something is missing or not supported; the message names it.
     """
-    config = parse_config(config_values(file) | dict(overrides), str(file.path))
+    values = OverriddenValues(config_values(file), overrides)
+    config = parse_config(values, str(file.path))
+    values.refuse_unread()
     factors = frequency_factors(file)
     if not factors:
         return config

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from trunkline.engine.weights.gguf_checkpoint import (
 )
 from trunkline.engine.weights.gguf_config import read_generation
 from trunkline.engine.weights.json_files import read_object, read_optional_object
+from trunkline.engine.weights.overrides import OverriddenValues, parse_overrides
 from trunkline.engine.weights.pytorch_files import PytorchFiles
 from trunkline.engine.weights.safetensors_files import SafetensorsFiles
 from trunkline.engine.weights.shards import find_shards
@@ -41,7 +41,7 @@ def open_checkpoint(options: ModelOptions) -> Checkpoint:
         CheckpointError: no such model, or one that cannot be served; the message names file, tensor
             or key, and the remedy.
     """
-    overrides = _overrides(options.json_model_override_args)
+    overrides = parse_overrides(options.json_model_override_args)
     path = _locate(options)
     if path.is_dir():
         checkpoint, weights = _open_directory(path, options, overrides)
@@ -50,6 +50,18 @@ def open_checkpoint(options: ModelOptions) -> Checkpoint:
     if not isinstance(weights, PytorchFiles):
         _ = checkpoint.tensor_names
     return checkpoint
+
+
+def is_model_from_hub(options: ModelOptions) -> bool:
+    """Whether the model is no local one."""
+    path = options.model_path
+    return path is not None and not Path(path).expanduser().exists()
+
+
+def is_tokenizer_from_hub(options: ModelOptions) -> bool:
+    """Whether a tokenizer is given that is no local one."""
+    path = options.tokenizer_path
+    return path is not None and not Path(path).expanduser().exists()
 
 
 def _locate(options: ModelOptions) -> Path:
@@ -86,14 +98,17 @@ def _only_gguf(directory: Path) -> Path:
 def _open_directory(
     directory: Path, options: ModelOptions, overrides: dict[str, Any]
 ) -> tuple[OpenedCheckpoint, WeightSource]:
-    values = read_object(directory / "config.json") | overrides
+    values = OverriddenValues(read_object(directory / "config.json"), overrides)
     config = parse_config(values, str(directory / "config.json"))
-    generation = read_optional_object(directory / "generation_config.json")
+    generation = parse_generation(
+        read_optional_object(directory / "generation_config.json"), values, str(directory)
+    )
+    values.refuse_unread()
     weights = _directory_weights(directory, options.load_format, config)
     checkpoint = OpenedCheckpoint(
         source=options.model_path or str(directory),
         config=config,
-        generation=parse_generation(generation, values, str(directory)),
+        generation=generation,
         tokenizer_source=_tokenizer_source(options, TokenizerFiles(directory)),
         weights=weights,
         template_file=_template_file(options),
@@ -155,13 +170,3 @@ def _tokenizer_source(options: ModelOptions, own: TokenizerSource) -> TokenizerS
 
 def _template_file(options: ModelOptions) -> Path | None:
     return None if options.chat_template is None else Path(options.chat_template).expanduser()
-
-
-def _overrides(text: str) -> dict[str, Any]:
-    try:
-        values = json.loads(text)
-    except ValueError as error:
-        raise CheckpointError(f"--json-model-override-args is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise CheckpointError("--json-model-override-args must be a JSON object")
-    return values
