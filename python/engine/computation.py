@@ -1,7 +1,7 @@
 """From the settings of how to compute to a backend and its options: pure functions.
 
 What needs hardware that is not there is refused here, before any weight is read; what depends on
-the model is refused by the backend. Settings that change nothing are named.
+the model is refused by the backend.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from trunkline.engine import resources
-from trunkline.engine.config import CacheOptions, KernelOptions
+from trunkline.engine.config import KernelOptions
 from trunkline.engine.quantization import Stored, resolve_quantization
 from trunkline.engine.resources import SettingError
 from trunkline.kernels import BackendOptions
@@ -69,36 +69,6 @@ def computation(
             max_graph_batch=rows if device.type == "cuda" else 0,
         ),
     )
-
-
-def without_effect(
-    kernels: KernelOptions, cache: CacheOptions, device: torch.device, backend: str | None
-) -> list[str]:
-    """A sentence for each given setting that changes nothing here.
-
-    Args:
-        kernels: settings that `computation` accepted.
-        cache: settings of the pool.
-        device: where it runs.
-        backend: of `computation`.
-    """
-    found = []
-    graphs = {
-        "disable_cuda_graph": kernels.disable_cuda_graph,
-        "cuda_graph_max_bs": kernels.cuda_graph_max_bs is not None,
-    }
-    for name in (name for name, is_given in graphs.items() if is_given):
-        if device.type != "cuda":
-            found.append(f"{name} has no effect: there are no CUDA graphs on {device}")
-        elif backend != "triton":
-            found.append(f"{name} has no effect: attention_backend 'torch_native' captures no step")
-    if all(graphs.values()) and not found:
-        found.append("cuda_graph_max_bs has no effect: disable_cuda_graph is given, too")
-    if cache.mem_fraction_static is not None and cache.max_total_tokens is not None:
-        found.append(
-            "mem_fraction_static has no effect: the KV pool is as large as max_total_tokens says"
-        )
-    return found
 
 
 def _check(options: KernelOptions, device: torch.device, on_cuda: bool) -> None:

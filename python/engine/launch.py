@@ -24,6 +24,7 @@ from trunkline.engine.checkpoint import Checkpoint
 from trunkline.engine.config import EngineConfig, flat_settings
 from trunkline.engine.core_config import CoreConfig, MixedSteps
 from trunkline.engine.grammar.setup import Grammars, NoGrammars, start_grammars
+from trunkline.engine.ineffective import Surroundings, without_effect
 from trunkline.engine.loop import EngineLoop, Entered, LoopOptions
 from trunkline.engine.messages import EngineFacts, SamplingParams, Submit
 from trunkline.engine.resources import SettingError
@@ -32,7 +33,7 @@ from trunkline.engine.shares import Share
 from trunkline.engine.sizes import Sizes, available, sizes_of
 from trunkline.engine.step_times import TimedExecutor
 from trunkline.engine.trial import Trial, measure, measured_memory
-from trunkline.engine.weights import open_checkpoint
+from trunkline.engine.weights import is_model_from_hub, is_tokenizer_from_hub, open_checkpoint
 from trunkline.kernels import OptionError
 from trunkline.plan import Plan
 
@@ -146,7 +147,7 @@ def build(
     started_at = time.monotonic()
     logger = logger or logging.getLogger(__name__)
     checkpoint = checkpoint or open_checkpoint(config.model)
-    sizes = sizes_of(config, checkpoint, share, logger)
+    sizes = sizes_of(config, checkpoint, share)
     grammars = start_grammars(
         config.grammar,
         checkpoint.tokenizer,
@@ -175,6 +176,10 @@ def build(
         _core_config(config, checkpoint, sizes, _budget(runner, sizes, config, logger)),
         overlap_depth=0 if config.scheduler.disable_overlap_schedule else runner.overlap_depth,
     )
+    if share.rank == 0:  # the others have the same
+        there = _surroundings(config, core_config, runner, grammars, supervised=own_process)
+        for line in without_effect(config, there):
+            logger.warning("%s", line)
     core = Core(core_config.to_json())
     taking = pool_memory.take_ahead(runner.population(), logger)
     grammars.wait_ready()
@@ -186,17 +191,7 @@ def build(
         max_running_requests=int(core.stats()["max_running"]),
         startup_s=time.monotonic() - started_at,
     )
-    logger.info(
-        "max_total_num_tokens=%d, chunked_prefill_size=%d, max_prefill_tokens=%d, "
-        "max_running_requests=%d, context_len=%d, available_%s_mem=%s",
-        facts.max_total_tokens,
-        facts.chunked_prefill_size or facts.max_batch_tokens,
-        facts.max_batch_tokens,
-        facts.max_running_requests,
-        facts.context_length,
-        facts.device.partition(":")[0],
-        available(sizes),
-    )
+    _log_facts(facts, available(sizes), logger)
     return LaunchedEngine(
         core=core,
         runner=runner,
@@ -240,6 +235,26 @@ def _sizes_by_trial(
         sizes.memory.per_step / resources.GIB,
     )
     return sizes.with_memory(memory, config.cache)
+
+
+def _surroundings(
+    config: EngineConfig,
+    core: CoreConfig,
+    runner: Runner,
+    grammars: Grammars | NoGrammars,
+    *,
+    supervised: bool,
+) -> Surroundings:
+    return Surroundings(
+        device=torch.device(runner.options.device),
+        backend=runner.options.backend,
+        overlap_depth=runner.overlap_depth,
+        max_batch_tokens=core.max_batch_tokens,
+        no_grammars=grammars.reason if isinstance(grammars, NoGrammars) else None,
+        model_from_hub=is_model_from_hub(config.model),
+        tokenizer_from_hub=is_tokenizer_from_hub(config.model),
+        supervised=supervised,
+    )
 
 
 def _end_ids(checkpoint: Checkpoint) -> list[int]:
@@ -301,6 +316,20 @@ def _facts(
         eos_token_ids=core.eos_token_ids,
         settings=flat_settings(config),
         startup_s=0.0,
+    )
+
+
+def _log_facts(facts: EngineFacts, free: str, logger: logging.Logger) -> None:
+    logger.info(
+        "max_total_num_tokens=%d, chunked_prefill_size=%d, max_prefill_tokens=%d, "
+        "max_running_requests=%d, context_len=%d, available_%s_mem=%s",
+        facts.max_total_tokens,
+        facts.chunked_prefill_size or facts.max_batch_tokens,
+        facts.max_batch_tokens,
+        facts.max_running_requests,
+        facts.context_length,
+        facts.device.partition(":")[0],
+        free,
     )
 
 

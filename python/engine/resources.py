@@ -49,6 +49,8 @@ MIN_BUDGET_TOKENS: Final = 128
 # With fewer rows weights are read from memory for too little use: prompts would take longer.
 LEAST_PROMPT_TOKENS: Final = 32
 MAX_BUDGET_TOKENS: Final = 8192
+# Share of their remaining tokens that running requests are counted with at first.
+FIRST_NEW_TOKEN_RATIO: Final = 0.7
 
 
 class SettingError(ValueError):
@@ -315,7 +317,7 @@ def new_token_ratios(conservativeness: float) -> tuple[float, float]:
     """
     if not conservativeness > 0:
         raise SettingError(f"schedule_conservativeness is {conservativeness}, but must be above 0")
-    first = min(0.7 * conservativeness, 1.0)
+    first = min(FIRST_NEW_TOKEN_RATIO * conservativeness, 1.0)
     return first, 0.14 * first
 
 

@@ -6,14 +6,13 @@ tried. The arithmetic is that of `resources.py` and `trial.py`; what is asked of
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 
 import torch
 
 from trunkline.engine import resources
 from trunkline.engine.checkpoint import BlockCheckpoint, Checkpoint
-from trunkline.engine.computation import computation, without_effect
+from trunkline.engine.computation import computation
 from trunkline.engine.config import CacheOptions, EngineConfig
 from trunkline.engine.quantization import Stored, weight_bytes
 from trunkline.engine.resources import SettingError
@@ -54,9 +53,7 @@ class Sizes:
         return Sizes(runner=runner, memory=memory, pool_tokens=pool)
 
 
-def sizes_of(
-    config: EngineConfig, checkpoint: Checkpoint, share: Share, logger: logging.Logger
-) -> Sizes:
+def sizes_of(config: EngineConfig, checkpoint: Checkpoint, share: Share) -> Sizes:
     """Work out the sizes by estimates, before the weights are read.
 
     Raises:
@@ -73,8 +70,6 @@ def sizes_of(
     kinds = checkpoint.matrix_kinds if isinstance(checkpoint, BlockCheckpoint) else frozenset()
     stored = Stored(kinds, weight_bytes(model, "none", dtype))
     chosen = computation(config.kernels, device, dtype, stored, _total_bytes(device))
-    for line in without_effect(config.kernels, config.cache, device, chosen.backend):
-        logger.warning("%s", line)
     context_len = resources.context_length(config.model.context_length, model)
     max_running = resources.max_running_requests(config.scheduler, on_host=on_host)
     kv_bytes = dtype.itemsize if chosen.options.kv_dtype == "auto" else 1

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from trunkline.engine import resources
-from trunkline.engine.computation import Computation, computation, without_effect
-from trunkline.engine.config import CacheOptions, KernelOptions
+from trunkline.engine.computation import Computation, computation
+from trunkline.engine.config import KernelOptions
 from trunkline.engine.quantization import Stored
 from trunkline.engine.resources import GIB, SettingError
 from trunkline.kernels import BackendOptions
@@ -64,50 +64,6 @@ def test_rows_of_graphs() -> None:
     assert chosen(CUDA, gib=24).options.max_graph_batch == 160
     assert chosen(CUDA, cuda_graph_max_bs=32).options.max_graph_batch == 32
     assert chosen(CUDA, disable_cuda_graph=True, cuda_graph_max_bs=32).options.max_graph_batch == 0
-
-
-NO_GRAPHS_ON_CPU = "has no effect: there are no CUDA graphs on cpu"
-NO_GRAPHS_OF_TORCH = "has no effect: attention_backend 'torch_native' captures no step"
-
-
-@pytest.mark.parametrize(
-    ("device", "kernels", "lines"),
-    [
-        (CPU, {}, []),
-        (CUDA, {"disable_cuda_graph": True}, []),
-        (CUDA, {"cuda_graph_max_bs": 8}, []),
-        (CUDA, {"attention_backend": "torch_native"}, []),
-        (CPU, {"disable_cuda_graph": True}, [f"disable_cuda_graph {NO_GRAPHS_ON_CPU}"]),
-        (CPU, {"cuda_graph_max_bs": 8}, [f"cuda_graph_max_bs {NO_GRAPHS_ON_CPU}"]),
-        (
-            CUDA,
-            {"attention_backend": "torch_native", "cuda_graph_max_bs": 8},
-            [f"cuda_graph_max_bs {NO_GRAPHS_OF_TORCH}"],
-        ),
-        (
-            CUDA,
-            {"attention_backend": "torch_native", "disable_cuda_graph": True},
-            [f"disable_cuda_graph {NO_GRAPHS_OF_TORCH}"],
-        ),
-        (
-            CUDA,
-            {"disable_cuda_graph": True, "cuda_graph_max_bs": 8},
-            ["cuda_graph_max_bs has no effect: disable_cuda_graph is given, too"],
-        ),
-    ],
-)
-def test_what_changes_nothing_is_named(
-    device: torch.device, kernels: dict[str, Any], lines: list[str]
-) -> None:
-    options = KernelOptions(**kernels)
-    backend = chosen(device, **kernels).backend
-    assert without_effect(options, CacheOptions(), device, backend) == lines
-
-
-def test_a_share_of_memory_beside_a_size_is_named() -> None:
-    both = CacheOptions(mem_fraction_static=0.5, max_total_tokens=1000)
-    (line,) = without_effect(KernelOptions(), both, CPU, None)
-    assert line.startswith("mem_fraction_static has no effect: the KV pool")
 
 
 @pytest.mark.parametrize(
