@@ -188,8 +188,9 @@ class ParallelOptions:
     )
     load_balance_method: str = setting(
         "auto",
-        "which engine gets a request: cache_aware (auto) weighs what each has to compute, less "
-        "what it probably has cached; total_tokens: the least to compute; total_requests and "
+        "which engine gets a request: cache_aware (auto, unless there is no cache: then "
+        "total_tokens) weighs what each has to compute, less what it probably has cached; "
+        "total_tokens: the least to compute; total_requests and "
         "shortest_queue: the fewest requests",
         choices=(
             "auto",

@@ -23,6 +23,7 @@ import msgspec
 from trunkline._core import Router, RouterError
 from trunkline.engine.channel import Channel
 from trunkline.engine.client import Client, EngineDied, Request, Stream
+from trunkline.engine.config import EngineConfig
 from trunkline.engine.messages import EngineFacts, EngineStatus
 from trunkline.engine.recovery import is_suspect
 from trunkline.engine.stream import Outcome
@@ -32,13 +33,20 @@ logger = logging.getLogger(__name__)
 DEFAULT_METHOD: Final = "cache_aware"
 # How a rank is chosen -> the router's policy.
 METHODS: Final[Mapping[str, str]] = {
-    "auto": "cache_aware",
     "cache_aware": "cache_aware",
     "round_robin": "round_robin",
     "shortest_queue": "least_requests",
     "total_requests": "least_requests",
     "total_tokens": "least_load",
 }
+
+
+def balance_method(config: EngineConfig) -> str:
+    """How a rank is to be chosen, one of `METHODS`."""
+    method = config.parallel.load_balance_method
+    if method != "auto":
+        return method
+    return "total_tokens" if config.cache.disable_radix_cache else DEFAULT_METHOD
 
 
 class Fleet:

@@ -2,7 +2,7 @@
 
 The flags are generated from the config's dataclasses: a field is a flag, its metadata the help. A
 value of the command line goes before the environment's, that before the file's, that before the
-default. Knows nothing of what the settings mean.
+default. Knows nothing of what the settings mean (`combinations.py`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from trunkline.engine.config import SECRET
 from trunkline.engine.suggestions import did_you_mean
 from trunkline.engine.validation import RequestError
 from trunkline.server import access_settings
+from trunkline.server.combinations import refuse_contradictions
 from trunkline.server.compat_flags import ALIASES, COMPAT_FLAGS, LATER, CompatFlag
 from trunkline.server.config import ServerConfig
 from trunkline.server.flags import add_version, bounded, unrecognized
@@ -84,10 +85,16 @@ def parse_arguments(
     if unknown:
         raise UsageError(_unknown(unknown, parser))
     if namespace.pop("enable_priority_scheduling", False):
-        namespace["schedule_policy"] = "priority"
+        policy = namespace.setdefault("schedule_policy", "priority")
+        if policy != "priority":
+            raise UsageError(
+                f"--enable-priority-scheduling contradicts --schedule-policy {policy}; leave one "
+                "of them out"
+            )
     config = _compose(ServerConfig, namespace)
     try:
         config = dataclasses.replace(config, http=access_settings.resolved(config.http))
+        refuse_contradictions(config)
         preferred_sampling(config.api.preferred_sampling_params, ANY_MODEL)
     except (ValueError, RequestError) as error:
         raise UsageError(str(error)) from error

@@ -17,6 +17,7 @@ from trunkline.engine.config import settings_line
 from trunkline.engine.validation import RequestError
 from trunkline.server import logs
 from trunkline.server.arguments import UsageError, parse_arguments, without_secrets
+from trunkline.server.combinations import without_effect
 from trunkline.server.config import ServerConfig
 
 USAGE_ERROR = 2
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config.logs.access_log_exclude_prefixes,
     )
     logger = logging.getLogger(__name__)
-    for warning in warnings:
+    for warning in (*warnings, *without_effect(config)):
         logger.warning("%s", warning)
     logger.info("%s", settings_line(config))
     from trunkline.server.serve import (

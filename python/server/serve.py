@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trunkline.engine.checkpoint import Checkpoint
 from trunkline.engine.client import Client
-from trunkline.engine.fleet import Fleet
+from trunkline.engine.fleet import Fleet, balance_method
 from trunkline.engine.process import EngineProcess
 from trunkline.engine.shares import equal_shares, replica_config
 from trunkline.engine.weights import open_checkpoint
@@ -37,7 +37,7 @@ from trunkline.server.connections import BACKLOG, listen
 from trunkline.server.http import error_response
 from trunkline.server.middleware import OWN_REQUEST
 from trunkline.server.state import ServedModel, Server
-from trunkline.server.tls import TlsError, server_context
+from trunkline.server.tls import TlsError, is_password_needless, server_context
 
 Value = TypeVar("Value")
 
@@ -200,6 +200,8 @@ async def run(config: ServerConfig, module: str = "trunkline.engine.process") ->
         tls = server_context(config.http)
     except TlsError as error:
         raise StartupError(str(error)) from error
+    if is_password_needless(config.http):
+        logs.SERVER.warning("ssl_keyfile_password has no effect: the private key is not encrypted")
     listeners = bind_all(config.http)
     gate, stop_http = Gate(), asyncio.Event()
     http = [asyncio.create_task(listen(gate, listeners[0], config.http, stop_http, tls))]
@@ -271,7 +273,7 @@ async def _open_gate(
 
 def _fleet(config: ServerConfig, processes: Sequence[EngineProcess]) -> Fleet:
     is_shared = config.http.api_workers > 1
-    return Fleet(processes, config.engine.parallel.load_balance_method, is_shared=is_shared)
+    return Fleet(processes, balance_method(config.engine), is_shared=is_shared)
 
 
 async def load(config: ServerConfig, client: Client | Fleet) -> Starlette:

@@ -34,6 +34,25 @@ def server_context(options: HttpOptions) -> ssl.SSLContext | None:
     return context
 
 
+def is_password_needless(options: HttpOptions) -> bool:
+    """Whether there is a password for a private key that is not encrypted.
+
+    The files must be such as `server_context` has taken.
+    """
+    if options.ssl_certfile is None or options.ssl_keyfile_password is None:
+        return False
+    password, asked = options.ssl_keyfile_password, []
+
+    def ask() -> str:
+        asked.append(True)
+        return password
+
+    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+        options.ssl_certfile, options.ssl_keyfile, ask
+    )
+    return not asked
+
+
 def _load(options: HttpOptions) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

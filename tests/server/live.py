@@ -15,7 +15,7 @@ from tests.server.fake_engine import CONTEXT, HIDDEN, VOCAB, ByteTokenizer, Fake
 
 from trunkline.engine.chat_template import ChatTemplate, TemplateSource
 from trunkline.engine.client import Client
-from trunkline.engine.fleet import Fleet
+from trunkline.engine.fleet import Fleet, balance_method
 from trunkline.server.app import create_app
 from trunkline.server.config import ServerConfig
 from trunkline.server.connections import listen
@@ -119,11 +119,10 @@ class Live:
     async def _serve(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.stop = asyncio.Event()
-        parallel = self._config.engine.parallel
         client = (
             Client(self.engine)
             if len(self.engines) == 1
-            else Fleet(self.engines, parallel.load_balance_method)
+            else Fleet(self.engines, balance_method(self._config.engine))
         )
         await client.start()
         await client.ready()

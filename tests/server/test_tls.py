@@ -10,11 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 import trustme
+from cryptography.hazmat.primitives import serialization
 from tests.server.fake_engine import FakeEngine
 from tests.server.live import Live
 
 from trunkline.server.config import HttpOptions, ServerConfig
-from trunkline.server.tls import TlsError, server_context
+from trunkline.server.tls import TlsError, is_password_needless, server_context
 
 
 def write(folder: Path, certificate: trustme.LeafCert) -> HttpOptions:
@@ -156,3 +157,19 @@ def test_a_certificate_without_its_key(authority: trustme.CA, tmp_path: Path):
     authority.issue_cert("127.0.0.1").cert_chain_pems[0].write_to_path(certificate)
     with pytest.raises(TlsError, match="without --ssl-keyfile must hold the private key"):
         server_context(HttpOptions(ssl_certfile=str(certificate)))
+
+
+def test_a_password_is_needed_by_an_encrypted_key(options: HttpOptions, tmp_path: Path):
+    assert not is_password_needless(HttpOptions())
+    assert not is_password_needless(options)
+    with_password = replace(options, ssl_keyfile_password="secret")
+    assert is_password_needless(with_password)
+    key = serialization.load_pem_private_key((tmp_path / "key.pem").read_bytes(), None)
+    encrypted = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
+    )
+    (tmp_path / "key.pem").write_bytes(encrypted)
+    assert server_context(with_password) is not None
+    assert not is_password_needless(with_password)

@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 
 from trunkline.engine.attached import AttachedEngine
 from trunkline.engine.client import Client, EngineDied
-from trunkline.engine.fleet import Fleet
+from trunkline.engine.fleet import Fleet, balance_method
 from trunkline.engine.messages import EngineStatus
 from trunkline.server import logs
 from trunkline.server.api_workers.orders import (
@@ -65,7 +65,7 @@ class ApiWorker:
         self._config = boot.config
         self._answers = answers
         self._channels = [AttachedEngine(Path(one), boot.client) for one in boot.engine_directories]
-        method = boot.config.engine.parallel.load_balance_method
+        method = balance_method(boot.config.engine)
         several = len(self._channels) > 1
         self._client = (
             Fleet(self._channels, method, is_shared=True) if several else Client(self._channels[0])
