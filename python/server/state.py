@@ -131,7 +131,8 @@ class Server:
             self.children[rid] = parts
         self.in_flight += 1
         self.idle.clear()
-        wanted = self.config.api.load_header or self.config.http.api_workers > 1
+        # For the header, or where it decides which engine gets a request.
+        wanted = self.config.api.load_header or len(self.client.replicas) > 1
         if wanted and (self._follower is None or self._follower.done()):
             self._follower = asyncio.create_task(self._follow_load())
         try:
@@ -199,7 +200,7 @@ class Server:
         self.client.report(figures.rank, figures.values)
 
     async def _follow_load(self) -> None:
-        """Keep the figures fresh for the load header until nothing is in flight."""
+        """Keep the figures of the engines fresh until nothing is in flight."""
         while self.in_flight:
             await self.refresh_engine_metrics()
             await asyncio.sleep(_FOLLOW_S)

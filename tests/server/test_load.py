@@ -9,7 +9,7 @@ import pytest
 from tests.server.fake_engine import FACTS, FakeEngine
 from tests.server.live import Live
 
-from trunkline.server.config import ApiOptions, ServerConfig
+from trunkline.server.config import ApiOptions, HttpOptions, ServerConfig
 
 HEADER = "x-trunkline-load"
 
@@ -57,9 +57,17 @@ def test_the_header_counts_what_is_in_flight():
 
 
 def test_the_header_can_be_left_out():
-    with Live(config=ServerConfig(api=ApiOptions(load_header=False))) as live:
+    config = ServerConfig(api=ApiOptions(load_header=False), http=HttpOptions(api_workers=2))
+    with Live(config=config) as live:
         assert HEADER not in live.generate(text="x").headers
-        assert live.server._follower is None
+        assert live.server._follower is None, "nobody wants to know the load of one engine"
+
+
+def test_the_load_of_several_engines_is_followed_without_the_header():
+    config = ServerConfig(api=ApiOptions(load_header=False))
+    with Live(config=config, more_engines=[FakeEngine()]) as live:
+        assert HEADER not in live.generate(text="x").headers
+        assert live.server._follower is not None, "it decides which gets a request"
 
 
 def test_loads():
