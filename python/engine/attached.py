@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from trunkline.engine.channel import Changed, Deliver, SocketLink
-from trunkline.engine.entries import read_entries
+from trunkline.engine.entries import Begun, read_entries
 from trunkline.engine.messages import EngineStatus
 from trunkline.engine.process import HEARTBEAT, Heartbeat, entries_path, socket_path
 
@@ -52,9 +52,9 @@ class AttachedEngine:
         """See `Channel`."""
         return msgspec.structs.replace(self._status, heartbeat_age_s=self._heartbeat.age_s())
 
-    def entered(self) -> frozenset[int] | None:
+    def entered(self, epoch: int) -> Begun:
         """See `Channel`."""
-        return read_entries(entries_path(self._directory), self._client)
+        return read_entries(entries_path(self._directory), self._client, epoch)
 
     async def close(self) -> None:
         """See `Channel`; the engine goes on."""

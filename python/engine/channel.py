@@ -19,6 +19,7 @@ from typing import Final, NamedTuple, Protocol
 
 import zmq
 
+from trunkline.engine.entries import Begun
 from trunkline.engine.messages import EngineFacts, EngineStatus
 
 Deliver = Callable[[int, bytes], None]
@@ -45,8 +46,8 @@ class Channel(Protocol):
     def status(self) -> EngineStatus:
         """Where the engine stands now; never waits."""
 
-    def entered(self) -> frozenset[int] | None:
-        """Keys of this client's requests that an engine has begun to run; None: not known."""
+    def entered(self, epoch: int) -> Begun | None:
+        """What the engine of that life has begun to run; None: not known."""
 
     async def close(self) -> None:
         """Let go of the engine (and stop it, if this end owns it). Idempotent."""
@@ -192,7 +193,7 @@ class LocalChannel:
         """See `Channel`."""
         return self._hub.status()
 
-    def entered(self) -> frozenset[int] | None:
+    def entered(self, epoch: int) -> Begun | None:
         """See `Channel`; of no use where an engine is never started again."""
         return None
 

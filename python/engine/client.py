@@ -315,7 +315,8 @@ class Client:
             if not future.done():
                 future.set_exception(error)
         unfinished = [one for one in lost if not one.end_aborted(now)]
-        guilty = self._recovery.engine_died(unfinished, self._channel.entered())
+        entered = self._channel.entered(max(one.epoch for one in lost)) if lost else None
+        guilty = self._recovery.engine_died(unfinished, entered)
         if guilty is not None:
             words = f"the engine died each time that it ran this request: {error}"
             guilty.fail(DeadlyRequest(words))

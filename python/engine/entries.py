@@ -11,18 +11,32 @@ import contextlib
 import os
 import struct
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 CAPACITY: Final = 1 << 16
-_ENTRY: Final = struct.Struct("<qQ")  # client, key; keys begin at 1
+# Client, key, boot epoch; keys begin at 1. None lies on two pages of the file: what a death could
+# leave half written.
+_ENTRY: Final = struct.Struct("<qQQ8x")
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What a client finds: keys of its own requests, and whether the engine ran those of others.
+
+    The keys are of all lives of the engine, `others` of the one that was asked for.
+    """
+
+    keys: frozenset[int]
+    others: bool = False
 
 
 class EntryWriter:
     """The engine's side."""
 
-    def __init__(self, path: Path) -> None:
-        """Open the file; what other engines wrote stays until it is overwritten.
+    def __init__(self, path: Path, epoch: int) -> None:
+        """Open the file in the engine's life `epoch`; what others wrote stays until overwritten.
 
         All its room is taken now: a disk that is full later does not stop the engine.
         """
@@ -30,13 +44,14 @@ class EntryWriter:
         size = CAPACITY * _ENTRY.size
         while (begun := os.fstat(self._file).st_size) < size:
             os.pwrite(self._file, bytes(size - begun), begun)
+        self._epoch = epoch
         self._count = 0
 
     def add(self, entries: Iterable[tuple[int, int]]) -> None:
         """Write requests down, by client and key; when this returns, no death can undo it."""
         for client, key in entries:
             place = self._count % CAPACITY
-            os.pwrite(self._file, _ENTRY.pack(client, key), place * _ENTRY.size)
+            os.pwrite(self._file, _ENTRY.pack(client, key, self._epoch), place * _ENTRY.size)
             self._count += 1
 
     def close(self) -> None:
@@ -44,10 +59,15 @@ class EntryWriter:
         os.close(self._file)
 
 
-def read_entries(path: Path, client: int) -> frozenset[int]:
-    """Keys of a client's requests that are written down; none where nothing ever was."""
+def read_entries(path: Path, client: int, epoch: int) -> Begun:
+    """What is written down of a client's requests, and of others' in one life of the engine."""
     data = b""
     with contextlib.suppress(FileNotFoundError):
         data = path.read_bytes()
     whole = len(data) - len(data) % _ENTRY.size
-    return frozenset(key for one, key in _ENTRY.iter_unpack(data[:whole]) if one == client)
+    keys, others = set(), False
+    for one, key, life in _ENTRY.iter_unpack(data[:whole]):
+        if one == client:
+            keys.add(key)
+        others = others or (key > 0 and one != client and life == epoch)
+    return Begun(frozenset(keys), others)

@@ -35,7 +35,7 @@ from trunkline.engine import log_lines
 from trunkline.engine.channel import Changed, Deliver, Port, SocketLink, SocketPort
 from trunkline.engine.checkpoint import CheckpointError
 from trunkline.engine.config import EngineConfig
-from trunkline.engine.entries import EntryWriter, read_entries
+from trunkline.engine.entries import Begun, EntryWriter, read_entries
 from trunkline.engine.loop import EngineLoop, Entered
 from trunkline.engine.messages import EngineFacts, EngineStatus
 from trunkline.engine.runtime_directory import RuntimeDirectory
@@ -162,9 +162,11 @@ class EngineProcess:
         age = self._heartbeat.age_s() if self._heartbeat else None
         return msgspec.structs.replace(self._status, heartbeat_age_s=age)
 
-    def entered(self) -> frozenset[int] | None:
+    def entered(self, epoch: int) -> Begun | None:
         """See `Channel`."""
-        return read_entries(entries_path(self._directory.path), CLIENT) if self._directory else None
+        if self._directory is None:
+            return None
+        return read_entries(entries_path(self._directory.path), CLIENT, epoch)
 
     @property
     def pid(self) -> int | None:
@@ -423,7 +425,7 @@ def run_child(build: Callable[[EngineConfig, Share], Launched]) -> None:
         _report(status_pipe, Report(error=f"The engine could not start: {cause}"))
         sys.exit(1)
     port = SocketPort(socket_path(Path(boot.directory)), boot.epoch)
-    entries = EntryWriter(entries_path(Path(boot.directory)))
+    entries = EntryWriter(entries_path(Path(boot.directory)), boot.epoch)
     loop = engine.loop(port, heartbeat.beat, entries.add)
     lifeline.guard(loop)
     heartbeat.beat()

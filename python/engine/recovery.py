@@ -7,14 +7,16 @@ So a request that kills engines cannot take others with it, and none is failed f
 
 What the engine had not begun to run has hardly killed it, and a long queue is not tried one by one:
 such deaths are counted apart, and `MAX_IDLE_DEATHS` of them make a suspect. They are not counted
-apart where nothing had been begun: then one of those that waited may well have done it.
+apart where nothing had been begun, by any client: then one of those that waited may well have done
+it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from typing import Final
 
+from trunkline.engine.entries import Begun
 from trunkline.engine.stream import Stream
 
 MAX_DEATHS: Final = 2
@@ -48,13 +50,13 @@ class Recovery:
         return self._alone
 
     def engine_died(
-        self, in_flight: Iterable[Stream], entered: Set[int] | None = None
+        self, in_flight: Iterable[Stream], entered: Begun | None = None
     ) -> Stream | None:
         """Take what was in flight.
 
         Args:
             in_flight: requests in the order of their arrival.
-            entered: keys of those that the engine had begun to run; None: it may have been any.
+            entered: what the engine had begun to run; None: it may have been any.
 
         Returns:
             The request to give up, if any.
@@ -62,12 +64,13 @@ class Recovery:
         guilty = None
         survivors = []
         in_flight = list(in_flight)
-        if not any(stream.key in (entered or ()) for stream in in_flight):
-            entered = None
+        if entered is not None and not entered.others:
+            begun = any(stream.key in entered.keys for stream in in_flight)
+            entered = entered if begun else None
         for stream in in_flight:
             if stream.has_gained:
                 _absolve(stream)
-            elif entered is None or stream.key in entered:
+            elif entered is None or stream.key in entered.keys:
                 stream.deaths += 1
             else:
                 stream.idle_deaths += 1

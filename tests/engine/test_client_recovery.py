@@ -21,6 +21,7 @@ from trunkline.engine.client import (
     RequestRefused,
     Stream,
 )
+from trunkline.engine.entries import Begun
 from trunkline.engine.messages import EngineStatus
 from trunkline.engine.recovery import MAX_DEATHS
 from trunkline.engine.stream import Request
@@ -37,7 +38,7 @@ class SteppedEngine:
 
     def __init__(self) -> None:
         self.refused: set[str] = set()
-        self.known_entered: frozenset[int] | None = None
+        self.known_entered: Begun | None = None
         self.requests: dict[int, messages.Submit] = {}
         self.outputs: dict[tuple[int, int], int] = {}  # of the samples that have not ended
         self._aborted: set[tuple[int, int]] = set()  # of them, to end at the next step
@@ -52,7 +53,8 @@ class SteppedEngine:
     def status(self) -> EngineStatus:
         return self._status
 
-    def entered(self) -> frozenset[int] | None:
+    def entered(self, epoch: int) -> Begun | None:
+        assert epoch == self._status.epoch, "it is asked of the life that has ended"
         return self.known_entered
 
     def send(self, kind: bytes, epoch: int, payload: bytes) -> None:

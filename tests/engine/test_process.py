@@ -103,7 +103,10 @@ def test_requests_outlive_their_engine() -> None:
             assert pid is not None
             keys = {stream.key for stream in streams}
             os.kill(pid, signal.SIGKILL)
-            assert keys <= (process.entered() or set()), "it tells after its death what it ran"
+            entered = process.entered(epoch - 1)
+            assert entered is not None
+            assert keys <= entered.keys, "it tells after its death what it ran"
+            assert not entered.others
             asked = asyncio.create_task(client.control("stats"))
             with pytest.raises(EngineDied):
                 await asked

@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from trunkline.engine import messages
+from trunkline.engine.entries import Begun
 from trunkline.engine.messages import SamplingParams
 from trunkline.engine.recovery import MAX_DEATHS, MAX_IDLE_DEATHS, Recovery
 from trunkline.engine.stream import Request, Stream
@@ -81,7 +82,7 @@ class Engine:
                     continue
             self.deaths += 1
             keys = frozenset(one.key for one in entered)
-            guilty = self.recovery.engine_died(running, keys)
+            guilty = self.recovery.engine_died(running, Begun(keys))
             if guilty is not None:
                 assert guilty is deadly
                 return
@@ -117,9 +118,19 @@ def test_where_nothing_was_begun_all_that_waited_are_suspected() -> None:
     recovery = Recovery()
     streams = [stream(0), stream(1)]
     for _ in range(MAX_DEATHS):
-        assert recovery.engine_died(streams, frozenset()) is None
+        assert recovery.engine_died(streams, Begun(frozenset())) is None
         running = recovery.due()
     assert running == [streams[0]] == [recovery.suspect]
+
+
+def test_what_only_waits_is_not_suspected_of_what_other_clients_ran() -> None:
+    recovery = Recovery()
+    streams = [stream(0), stream(1)]
+    for _ in range(MAX_IDLE_DEATHS - 1):
+        assert recovery.engine_died(streams, Begun(frozenset(), others=True)) is None
+        running = recovery.due()
+        assert running == streams
+        assert recovery.suspect is None
 
 
 @given(st.lists(st.sampled_from(["die", "gain", "clear"]), max_size=30), st.integers(1, 4))

@@ -99,7 +99,7 @@ class FakeEngine:
     def status(self) -> EngineStatus:
         return self._status
 
-    def entered(self) -> frozenset[int] | None:
+    def entered(self, epoch: int) -> None:
         return None
 
     def set_status(self, state: str, error: str | None = None) -> None:
