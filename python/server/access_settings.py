@@ -19,7 +19,7 @@ def resolved(options: HttpOptions) -> HttpOptions:
         ("--admin-api-key", options.admin_api_key),
     ):
         if key is not None:
-            _check_key(flag, key)
+            check_key(flag, key)
     _check_tls(options)
     if options.api_key_file is None:
         return options
@@ -37,13 +37,18 @@ def _read_keys(path: str) -> list[str]:
     if not keys:
         raise ValueError(f"--api-key-file {path} holds no key; one per line is expected")
     for key in keys:
-        _check_key(f"--api-key-file {path}", key)
+        check_key(f"--api-key-file {path}", key)
     return keys
 
 
-def _check_key(flag: str, key: str) -> None:
+def check_key(flag: str, key: str) -> None:
+    """Refuse a key that cannot be sent in a header.
+
+    Raises:
+        ValueError: it is empty, or has characters that do not fit.
+    """
     if not key:
-        raise ValueError(f"{flag} is empty; leave it out to serve without keys")
+        raise ValueError(f"{flag} is empty; leave it out to do without")
     if not all("!" <= char <= "~" for char in key):
         raise ValueError(f"{flag} has a key with spaces or characters outside ASCII")
 

@@ -143,6 +143,12 @@ def test_metrics_are_well_formed(worker: str) -> None:
         (["--policy", "best"], "invalid choice: 'best'"),
         (["--load-bound", "0.5"], "must be at least 1, got 0.5"),
         (["--port", "x"], "invalid int value: 'x'"),
+        (["--admin-api-key", ""], "--admin-api-key is empty; leave it out to do without"),
+        (["--worker-api-key", "a b", "--worker-urls", "http://x"], "--worker-api-key has a key"),
+        (
+            ["--breaker-max-open-s", "0.5", "--worker-urls", "http://x"],
+            "--breaker-max-open-s is 0.5, but a worker is left alone for --breaker-open-s 1",
+        ),
     ],
 )
 def test_unusable_flags_are_named(words: list[str], message: str) -> None:
@@ -150,9 +156,43 @@ def test_unusable_flags_are_named(words: list[str], message: str) -> None:
         parse(words, {})
 
 
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ([], []),
+        (["--seed", "1", "--placement-slack", "1", "--cache-tokens", "9"], []),
+        (["--policy", "prefix_hash", "--load-bound", "2", "--head-blocks", "3"], []),
+        (["--policy", "round_robin", "--seed", "1"], ["seed"]),
+        (
+            ["--policy", "random", "--kv-weight", "1", "--decode-weight", "1"],
+            ["decode_weight", "kv_weight"],
+        ),
+        (["--load-bound", "2"], ["load_bound"]),
+        (
+            ["--policy", "session", "--block-bytes", "9", "--cache-tokens", "9"],
+            ["block_bytes", "cache_tokens"],
+        ),
+        (["--max-in-flight", "4", "--max-in-flight-per-worker", "4"], ["max_in_flight_per_worker"]),
+        (["--max-in-flight", "4", "--max-in-flight-per-worker", "3"], []),
+        (["--max-in-flight-per-worker", "3"], []),
+        (["--breaker-open-s", "60"], []),
+    ],
+)
+def test_what_changes_nothing_is_named(words: list[str], names: list[str]) -> None:
+    _, _, warnings = parse([*words, "--worker-urls", "http://x"], {})
+    assert [one.partition(" has no effect: ")[0] for one in warnings] == names
+
+
+def test_an_empty_key_of_the_environment_is_refused() -> None:
+    with pytest.raises(UsageError, match="--api-key is empty"):
+        parse(["--worker-urls", "http://x"], {"TRUNKLINE_ROUTER_API_KEY": ""})
+
+
 def test_flags_go_before_the_environment() -> None:
     environment = {"TRUNKLINE_ROUTER_API_KEY": "a", "TRUNKLINE_ROUTER_ADMIN_API_KEY": "b"}
-    config, urls = parse(["--api-key", "c", "--worker-urls", "http://x", "http://y"], environment)
+    config, urls, _ = parse(
+        ["--api-key", "c", "--worker-urls", "http://x", "http://y"], environment
+    )
     assert (config.listen.api_key, config.listen.admin_api_key) == ("c", "b")
     assert urls == ["http://x", "http://y"]
 
@@ -164,6 +204,8 @@ def test_workers_may_come_later() -> None:
 
 def test_a_start_that_cannot_be_says_why(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "trunkline.server.router.cli", "--worker-urls", "https://x"]
-    done = subprocess.run([*command, "--port", "0"], capture_output=True, text=True, timeout=30)
+    words = [*command, "--port", "0", "--load-bound", "2"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
+    assert "load_bound has no effect: the policy 'cache_aware' does not read it" in done.stderr
     assert "TLS to workers is not supported; give http://host:port" in done.stderr

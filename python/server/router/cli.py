@@ -13,10 +13,13 @@ from dataclasses import MISSING, fields
 from typing import Any, NoReturn
 
 from trunkline._core import RouterError, serve_router
+from trunkline.server.access_settings import check_key
 from trunkline.server.flags import add_version, bounded, unrecognized
+from trunkline.server.router.combinations import refuse_contradictions, without_effect
 from trunkline.server.router.config import RouterConfig
 
 USAGE_ERROR = 2
+_KEYS = {"api_key", "admin_api_key", "worker_api_key"}
 
 
 class UsageError(Exception):
@@ -35,10 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0 after a signal, 1 when the start failed, 2 for an unusable command line.
     """
     try:
-        config, urls = parse(sys.argv[1:] if arguments is None else arguments, os.environ)
+        config, urls, warnings = parse(sys.argv[1:] if arguments is None else arguments, os.environ)
     except UsageError as error:
         print(f"engine-router: {error}\n(engine-router --help lists the flags)", file=sys.stderr)
         return USAGE_ERROR
+    for warning in warnings:
+        print(f"engine-router: {warning}", file=sys.stderr)
     # The proxy handles the signal and then calls the handler that was there before: none.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
@@ -51,11 +56,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse(
     arguments: Sequence[str], environment: Mapping[str, str]
-) -> tuple[RouterConfig, list[str]]:
-    """The settings and the workers' addresses. A flag goes before the environment.
+) -> tuple[RouterConfig, list[str], list[str]]:
+    """Put the configuration together. A flag goes before the environment.
+
+    Returns:
+        The settings, the workers' addresses, and warnings about settings that change nothing.
 
     Raises:
-        UsageError: a flag or value is unknown or out of range; the message says which.
+        UsageError: a flag or value is unknown, out of range or contradicts another; the message
+            says which.
     """
     parser, variables = _build_parser()
     given: dict[str, Any] = {
@@ -80,7 +89,14 @@ def parse(
         name: kind(**{one.name: given[one.name] for one in fields(kind) if one.name in given})
         for name, kind in groups.items()
     }
-    return RouterConfig(**made), urls
+    config = RouterConfig(**made)
+    try:
+        for name in sorted(given.keys() & _KEYS):
+            check_key(f"--{name.replace('_', '-')}", given[name])
+        refuse_contradictions(config, given)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return config, urls, without_effect(config, given)
 
 
 def _unknown(words: Sequence[str], parser: argparse.ArgumentParser) -> str:
