@@ -71,9 +71,9 @@ def parse_arguments(
     ):
         try:
             parsed, rest = parser.parse_known_args(words)
+            namespace |= _with_priorities(vars(parsed))
         except UsageError as error:
             raise UsageError(f"{origin}{error}") from error
-        namespace |= vars(parsed)
         unknown += rest
     warnings = [
         *(
@@ -84,13 +84,6 @@ def parse_arguments(
     ]
     if unknown:
         raise UsageError(_unknown(unknown, parser))
-    if namespace.pop("enable_priority_scheduling", False):
-        policy = namespace.setdefault("schedule_policy", "priority")
-        if policy != "priority":
-            raise UsageError(
-                f"--enable-priority-scheduling contradicts --schedule-policy {policy}; leave one "
-                "of them out"
-            )
     config = _compose(ServerConfig, namespace)
     try:
         config = dataclasses.replace(config, http=access_settings.resolved(config.http))
@@ -99,6 +92,18 @@ def parse_arguments(
     except (ValueError, RequestError) as error:
         raise UsageError(str(error)) from error
     return config, [text for text in warnings if text]
+
+
+def _with_priorities(given: dict[str, Any]) -> dict[str, Any]:
+    """What one place says, `--enable-priority-scheduling` under its other name."""
+    if given.pop("enable_priority_scheduling", False):
+        policy = given.setdefault("schedule_policy", "priority")
+        if policy != "priority":
+            raise UsageError(
+                f"--enable-priority-scheduling contradicts --schedule-policy {policy}; leave one "
+                "of them out"
+            )
+    return given
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:

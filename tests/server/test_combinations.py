@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
+from contextlib import nullcontext
+from pathlib import Path
 
+import pytest
+from tests.server.fake_engine import ByteTokenizer
+from tests.server.live import TEMPLATE
+
+from trunkline.engine.chat_template import ChatTemplate, TemplateSource
 from trunkline.engine.fleet import METHODS, balance_method
+from trunkline.engine.validation import RequestError
 from trunkline.server.arguments import UsageError, parse_arguments
 from trunkline.server.cli import main
 from trunkline.server.combinations import without_effect
 from trunkline.server.config import ServerConfig
+from trunkline.server.openai.parsers import Parsers
 
 LEVEL = "log_requests_level has no effect: log_requests is not given"
 
@@ -85,6 +93,16 @@ def test_the_same_twice_is_no_contradiction():
     assert configured(*words).engine.scheduler.schedule_policy == "priority"
 
 
+def test_a_flag_goes_before_the_file_under_either_name(tmp_path: Path):
+    file = tmp_path / "server.yaml"
+    file.write_text("enable_priority_scheduling: true\n")
+    config = configured("--config", str(file), "--schedule-policy", "lpm")
+    assert config.engine.scheduler.schedule_policy == "lpm"
+    file.write_text("schedule_policy: lpm\n")
+    config = configured("--config", str(file), "--enable-priority-scheduling")
+    assert config.engine.scheduler.schedule_policy == "priority"
+
+
 def test_ranks_without_caches_are_not_chosen_by_them():
     def method(*words: str) -> str:
         return METHODS[balance_method(configured("--dp-size", "2", *words).engine)]
@@ -99,3 +117,22 @@ def test_the_log_names_them(capsys: pytest.CaptureFixture[str]):
     words = ["--log-requests-level", "1", "--model-path", "/nowhere", "--port", "0"]
     assert main([*words, "--skip-server-warmup"]) == 1
     assert LEVEL in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tools", "reasoning", "refused"),
+    [
+        ("gpt-oss", "auto", None),
+        ("auto", "gpt-oss", None),
+        ("gpt-oss", "gpt-oss", None),
+        ("hermes", "gpt-oss", "--tool-call-parser is hermes"),
+        ("none", "gpt-oss", "--tool-call-parser is none"),
+        ("gpt-oss", "qwen3", "--reasoning-parser is qwen3"),
+    ],
+)
+def test_the_parser_of_calls_and_reasoning_is_alone(
+    tools: str, reasoning: str, refused: str | None
+):
+    template = ChatTemplate(TemplateSource({"default": TEMPLATE}, "test"), {})
+    with pytest.raises(RequestError, match=refused) if refused else nullcontext():
+        assert Parsers.of(tools, reasoning, template, ByteTokenizer()).is_harmony

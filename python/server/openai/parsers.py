@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from trunkline.engine.validation import RequestError
 from trunkline.server.openai.reasoning import registry as reasoning_registry
 from trunkline.server.openai.reasoning.meter import ReasoningMeter
 from trunkline.server.openai.reasoning.think import Tags
@@ -80,7 +81,11 @@ class Parsers:
             reasoning_name: a name, `auto` or `none`.
             template: the model's.
             tokenizer: the model's.
+
+        Raises:
+            RequestError: one parser reads calls and reasoning both, and another one was given.
         """
+        given = {"--tool-call-parser": tool_name, "--reasoning-parser": reasoning_name}
         if tool_name == AUTO:
             found = tool_registry.detect(template.text)
             # A template that does not know of tools is given them as text, in Hermes's format.
@@ -88,6 +93,8 @@ class Parsers:
         if reasoning_name == AUTO:
             reasoning_name = reasoning_registry.detect(template.text) or NONE
         is_harmony = reasoning_registry.HARMONY in (tool_name, reasoning_name)
+        if is_harmony:
+            _refuse_others(given)
         parser = GptOssParser if is_harmony else tool_registry.PARSERS.get(tool_name)
         specials = SpecialTexts(tokenizer.token_of(one) or "" for one in tokenizer.special_ids)
         return cls(
@@ -113,3 +120,13 @@ class Parsers:
         encoded = self.tokenizer.encode_batch(list(end_marks), add_special_tokens=False)
         ids = frozenset(one[0] for one in encoded if len(one) == 1)
         return ReasoningMeter(end_marks, ids, self.tokenizer.decode)
+
+
+def _refuse_others(given: Mapping[str, str]) -> None:
+    harmony = reasoning_registry.HARMONY
+    for flag, name in given.items():
+        if name not in (AUTO, harmony):
+            raise RequestError(
+                f"{flag} is {name}, but this model writes calls and reasoning as {harmony} reads "
+                f"them both: leave {flag} out, or set it to {harmony}"
+            )

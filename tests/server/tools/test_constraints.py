@@ -97,6 +97,7 @@ def output(
     if special is None:
         special = list(PARSERS[form.parser].markers)
     template = Template(TEMPLATES.get(name, ""))
+    reasoning = "auto" if name == "harmony" else reasoning
     parsers = Parsers.of(form.parser, reasoning, template, Tokenizer(special))
     plan = plan_output(parsers, Wishes(**wishes), LIMITS)
     return plan.for_prompt(prompt, ParsedSampling(SamplingParams(), 1, None, 1, grammar))
