@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trunkline.engine.checkpoint import CheckpointError
@@ -55,6 +55,21 @@ class _Family:
     soft_caps: Mapping[str, float | None] = field(default_factory=dict)  # keys that count: defaults
 
 
+_GEMMA_2 = _Family(
+    model_type="gemma2",
+    bias_keys=("attention_bias",),
+    head_dim=256,
+    sliding_window=4096,
+    window_pattern=2,
+    tied=True,
+    activation_key="hidden_activation",
+    activation="gelu_pytorch_tanh",
+    norm_offset=1.0,
+    post_norms=True,
+    scaled_embedding=True,
+    query_scalar=256,
+    soft_caps={ATTENTION_CAP: 50.0, LOGIT_CAP: 30.0},
+)
 FAMILIES: Mapping[str, _Family] = {
     "LlamaForCausalLM": _Family(model_type="llama", bias_keys=("attention_bias", "mlp_bias")),
     "MistralForCausalLM": _Family(model_type="mistral", sliding_window=4096),
@@ -89,37 +104,14 @@ FAMILIES: Mapping[str, _Family] = {
         norm_offset=1.0,
         scaled_embedding=True,
     ),
-    "Gemma2ForCausalLM": _Family(
-        model_type="gemma2",
-        bias_keys=("attention_bias",),
-        head_dim=256,
-        sliding_window=4096,
-        window_pattern=2,
-        tied=True,
-        activation_key="hidden_activation",
-        activation="gelu_pytorch_tanh",
-        norm_offset=1.0,
-        post_norms=True,
-        scaled_embedding=True,
-        query_scalar=256,
-        soft_caps={ATTENTION_CAP: 50.0, LOGIT_CAP: 30.0},
-    ),
-    "Gemma3ForCausalLM": _Family(
+    "Gemma2ForCausalLM": _GEMMA_2,
+    "Gemma3ForCausalLM": replace(
+        _GEMMA_2,
         model_type="gemma3_text",
-        bias_keys=("attention_bias",),
-        head_dim=256,
         qk_norm=True,
-        sliding_window=4096,
         window_pattern=6,
         theta=1_000_000.0,
         sliding_theta=10_000.0,
-        tied=True,
-        activation_key="hidden_activation",
-        activation="gelu_pytorch_tanh",
-        norm_offset=1.0,
-        post_norms=True,
-        scaled_embedding=True,
-        query_scalar=256,
         soft_caps={ATTENTION_CAP: None, LOGIT_CAP: None},
     ),
 }
