@@ -113,7 +113,7 @@ def test_streams_and_wholes_agree_for_every_format(name: str):
     """Two calls, with text where the format has room for it, by parser name."""
     form = FORMATS[name]
     text = form.render(*SCENARIOS[15])
-    with server(text, tool_call_parser=form.parser, reasoning_parser="none") as live:
+    with server(text, tool_call_parser=form.parser) as live:
         whole = live.chat(tools=TOOLS, max_tokens=400).json()["choices"][0]
         got, reason = streamed(live.chat(tools=TOOLS, max_tokens=400, stream=True))
         assert whole["finish_reason"] == reason == "tool_calls"
