@@ -11,11 +11,12 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from trunkline.engine.client import Request
 from trunkline.engine.config import SchedulerOptions
 from trunkline.engine.messages import LogprobRequest
+from trunkline.engine.prompts import TextEncoder, check_length, check_prompt, check_samples
 from trunkline.engine.ranks import FIELDS as RANK_FIELDS
 from trunkline.engine.ranks import parse_rank
 from trunkline.engine.validation import (
@@ -77,18 +78,6 @@ UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
 }
 
 
-class TextEncoder(Protocol):
-    """What is needed of a tokenizer here."""
-
-    def encode_batch(
-        self, texts: Sequence[str], add_special_tokens: bool = True
-    ) -> list[list[int]]:
-        """Token ids of each text."""
-
-    def most_chars(self, tokens: int) -> int | None:
-        """No text of more characters becomes so few tokens; None: no bound is known."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
     """What turning a body into requests depends on, apart from the body.
@@ -144,8 +133,8 @@ class RequestOptions:
 class GenerateJob:
     """A parsed body. `rid` is the id that stands for all of it.
 
-    `is_batch` says that the answer is a list even for one request; `ignored` names top-level fields
-    that nothing here knows.
+    `is_batch` says that the answer is a list even for one request; `ignored` names fields that
+    nothing here knows or that have no effect in this body.
     """
 
     rid: str
@@ -210,6 +199,8 @@ def parse_generate(
     ignored = [key for key in body if key not in known]
     if not any(logprobs):
         ignored += [key for key, none in _LOGPROB_FIELDS.items() if body.get(key) not in none]
+    if not stream and any(one and one.get("stream_interval") is not None for one in params):
+        ignored.append("sampling_params.stream_interval")
     return GenerateJob(
         rid=rid,
         requests=requests,
@@ -243,53 +234,6 @@ def make_request(
         dp_rank=options.dp_rank,
         received_ts=options.received_ts,
     )
-
-
-def check_prompt(prompt_ids: Sequence[int], name: str, limits: Limits, new_tokens: int = 1) -> None:
-    """Check that a prompt is not empty and leaves room for so many tokens.
-
-    Raises:
-        RequestError: it does not; the message has both numbers.
-    """
-    if not prompt_ids:
-        raise RequestError(f"{name} is empty: a prompt needs at least one token.", name)
-    if len(prompt_ids) + new_tokens > limits.context_length:
-        kept = " (one token is kept for the answer)" if new_tokens else ""
-        raise RequestError(
-            f"{name} has {len(prompt_ids)} tokens, which is longer than the model's context length "
-            f"of {limits.context_length} tokens allows{kept}.",
-            name,
-            code="context_length_exceeded",
-        )
-
-
-def check_samples(count: int, limits: Limits) -> None:
-    """Check how many samples one body asks for in all.
-
-    Raises:
-        RequestError: too many; the message has both numbers.
-    """
-    if count > limits.max_prompts:
-        raise RequestError(
-            f"prompts times n are {count} samples, the limit is {limits.max_prompts} in all.", "n"
-        )
-
-
-def check_length(text: str, name: str, tokenizer: TextEncoder, limits: Limits) -> None:
-    """Check that a text is not too long to be worth tokenising: `check_prompt` would refuse it.
-
-    Raises:
-        RequestError: it is; the message has both numbers.
-    """
-    most = tokenizer.most_chars(limits.context_length)
-    if most is not None and len(text) > most:
-        raise RequestError(
-            f"{name} has {len(text)} characters, which are more tokens than the model's context "
-            f"length of {limits.context_length} tokens allows ({most} characters at the very "
-            "most).",
-            name,
-            code="context_length_exceeded",
-        )
 
 
 def parse_rid(value: object, limits: Limits) -> str:

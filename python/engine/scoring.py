@@ -19,14 +19,10 @@ from trunkline.engine.body_fields import SchedulingFields
 from trunkline.engine.client import Request, Sample, Stream
 from trunkline.engine.embeddings import check_size
 from trunkline.engine.messages import LogprobRequest, SamplingParams
-from trunkline.engine.native_request import (
-    RequestContext,
-    RequestOptions,
-    check_length,
-    check_prompt,
-    tokenise,
-)
+from trunkline.engine.native_request import RequestContext, RequestOptions, tokenise
 from trunkline.engine.outputs import OutputOptions, prompt_meta_info, unanswered
+from trunkline.engine.prompts import check_length, check_prompt, row_ids
+from trunkline.engine.typed_bodies import convert
 from trunkline.engine.validation import RequestError, parse_token_ids, shown
 
 _MAX_TEMPERATURE: Final = 1e6
@@ -109,10 +105,7 @@ def rerank_fields(**fields: Any) -> RerankFields:
 
 
 def _typed(fields: Fields) -> Fields:
-    try:
-        return msgspec.convert(msgspec.structs.asdict(fields), type(fields))
-    except msgspec.ValidationError as error:
-        raise RequestError(f"{error}.") from error
+    return convert(msgspec.structs.asdict(fields), type(fields))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +177,6 @@ def _requests(
     prompts: Sequence[list[int]], labels: Labels, rid: str, options: RequestOptions
 ) -> list[Request]:
     """Requests for one token each, which is not looked at: only what it could have been."""
-    rids = [rid] if len(prompts) == 1 else [f"{rid}_{row}" for row in range(len(prompts))]
     sampling = SamplingParams(
         temperature=labels.temperature, max_new_tokens=1, ignore_eos=True, seed=0
     )
@@ -202,7 +194,7 @@ def _requests(
             logprobs=wanted,
             received_ts=options.received_ts,
         )
-        for row_id, prompt in zip(rids, prompts, strict=True)
+        for row_id, prompt in zip(row_ids(rid, len(prompts)), prompts, strict=True)
     ]
 
 

@@ -239,7 +239,9 @@ class _Reader:
         name = self.name(native)
         strings = [] if value is None else [value] if isinstance(value, str) else value
         if not isinstance(strings, list) or not all(isinstance(item, str) for item in strings):
-            raise RequestError(f"{name} must be a string or a list of strings.", name)
+            raise RequestError(
+                f"{name} must be a string or a list of strings, got {shown(value)}.", name
+            )
         if len(strings) > most:
             raise RequestError(
                 f"{name} must have at most {most} strings, got {len(strings)}.", name
@@ -267,7 +269,9 @@ class _Reader:
         if value is None:
             return []
         if not isinstance(value, dict):
-            raise RequestError(f"{name} must be an object of token id to number.", name)
+            raise RequestError(
+                f"{name} must be an object of token id to number, got {shown(value)}.", name
+            )
         if len(value) > self.limits.max_logit_bias:
             raise RequestError(
                 f"{name} must have at most {self.limits.max_logit_bias} entries, got {len(value)}.",

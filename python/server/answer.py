@@ -178,14 +178,15 @@ class Generation:
             for sample in stream.samples:
                 meter.seen(stream, sample, len(sample.output_ids))
         raise_failed(sample for stream in streams for sample in stream.samples)
-        headers = {name.decode(): value.decode() for name, value in self._ignored()}
+        headers = ignored_headers(self._job.ignored)
         response = json_response(self._reply.whole(streams), headers=headers)
         await response(scope, receive, send)
 
     async def _send_events(self, streams: list[Stream], meter: Meter, send: Send) -> None:
         await _all(stream.accepted() for stream in streams)
         meter.accepted = True
-        headers = [*EVENT_HEADERS, *self._ignored()]
+        named = ignored_headers(self._job.ignored).items()
+        headers = [*EVENT_HEADERS, *((name.encode(), value.encode()) for name, value in named)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         opening = self._style.frames(self._reply.opening(streams))
         if opening:
@@ -210,15 +211,12 @@ class Generation:
         raise_failed(update.sample for update in updates if update.finished)
         return self._reply.events(prompt, stream, updates)
 
-    def _ignored(self) -> list[tuple[bytes, bytes]]:
-        names = ignored_value(self._job.ignored)
-        return [(IGNORED_HEADER.encode(), names.encode())] if names else []
 
-
-def ignored_value(names: Sequence[str]) -> str:
-    """Field names for a header: printable ASCII, bounded."""
+def ignored_headers(names: Sequence[str]) -> dict[str, str]:
+    """The header that names a body's fields without effect: printable ASCII, bounded."""
     words = ", ".join(name[:64] for name in names[:32])
-    return "".join(char if " " <= char <= "~" else "?" for char in words)
+    value = "".join(char if " " <= char <= "~" else "?" for char in words)
+    return {IGNORED_HEADER: value} if value else {}
 
 
 def raise_failed(samples: Iterable[Sample]) -> None:

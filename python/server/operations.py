@@ -9,6 +9,7 @@ from dataclasses import asdict
 from importlib import metadata
 from typing import Any, Final
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -16,9 +17,10 @@ from trunkline.engine.client import EngineDied, RequestRefused
 from trunkline.engine.client import Request as EngineRequest
 from trunkline.engine.config import flat_settings
 from trunkline.engine.messages import EngineStatus, SamplingParams
+from trunkline.engine.typed_bodies import convert
 from trunkline.engine.validation import RequestError, shown
 from trunkline.server import logs
-from trunkline.server.answer import request_id
+from trunkline.server.answer import ignored_headers, request_id
 from trunkline.server.http import json_response, read_json
 from trunkline.server.metrics import EngineFigures
 from trunkline.server.state import Server, server_of
@@ -26,6 +28,13 @@ from trunkline.server.state import Server, server_of
 PROBE_TIMEOUT_S: Final = 20.0
 _FLUSH_POLL_S: Final = 0.05
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class AbortFields(msgspec.Struct, kw_only=True):
+    """What is to end: a request or sample with this id, or all. Neither: nothing."""
+
+    rid: str | None = None
+    abort_all: bool | None = None
 
 
 async def banner(request: Request) -> Response:
@@ -170,17 +179,17 @@ async def abort_request(request: Request) -> Response:
     """End a request, one of its samples, or all; 200 also when there is none."""
     server = server_of(request)
     body, _ = await read_json(request, server.config.http.max_body_bytes)
-    if not isinstance(body, dict):
-        raise RequestError(f"the body must be a JSON object, got {shown(body)}.")
-    rid, everything = body.get("rid"), body.get("abort_all")
-    if everything not in (None, True, False) or not isinstance(rid, str | None):
-        raise RequestError("rid must be a string and abort_all true or false.", "rid")
-    if everything or rid:
-        ended = None if everything else rid
+    fields = convert(body, AbortFields)
+    ignored = [name for name in body if name not in AbortFields.__struct_fields__]
+    if fields.abort_all and fields.rid:
+        ignored.append("rid")
+    server.note_ignored(ignored)
+    if fields.abort_all or fields.rid:
+        ended = None if fields.abort_all else fields.rid
         end_requests(server, ended)
         if server.api_workers is not None:
             server.api_workers.abort(ended)
-    return Response(status_code=200)
+    return Response(status_code=200, headers=ignored_headers(ignored))
 
 
 def end_requests(server: Server, rid: str | None) -> None:

@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from trunkline.engine.typed_bodies import convert
 from trunkline.engine.validation import RequestError, shown
 from trunkline.server.http import json_response, read_json
 from trunkline.server.openai.chat_shapes import whole_message
@@ -51,7 +52,7 @@ async def separate_reasoning(request: Request) -> Response:
 
 
 def _parse_calls(body: Any, server: Server) -> dict[str, Any]:
-    fields = _convert(body, CallsText)
+    fields = convert(body, CallsText)
     choice = parse_tool_choice(fields.tools)
     if choice is None:
         raise RequestError("tools must hold at least one tool.", "tools")
@@ -74,7 +75,7 @@ def _parse_calls(body: Any, server: Server) -> dict[str, Any]:
 
 
 def _separate(body: Any, server: Server) -> dict[str, Any]:
-    fields = _convert(body, ReasoningText)
+    fields = convert(body, ReasoningText)
     tags, is_harmony = server.parsers.reasoning, server.parsers.is_harmony
     if fields.reasoning_parser not in (None, AUTO):
         tags = _chosen(reasoning_registry.PARSERS, fields.reasoning_parser, "reasoning_parser")
@@ -97,10 +98,3 @@ def _chosen(known: Any, name: Any, field: str) -> Any:
     if name not in known:
         raise RequestError(f"{field} must be one of {', '.join(known)}, got {shown(name)}.", field)
     return known[name]
-
-
-def _convert(body: Any, kind: Any) -> Any:
-    try:
-        return msgspec.convert(body, kind)
-    except msgspec.ValidationError as error:
-        raise RequestError(f"{error}.") from error

@@ -159,7 +159,9 @@ class Server:
         for name in names:
             if name not in self.named_fields and len(self.named_fields) < _MAX_NAMED_FIELDS:
                 self.named_fields.add(name)
-                logs.SERVER.warning("ignoring the unknown request field %.80r", name)
+                logs.SERVER.warning(
+                    "ignoring the request field %.80r: it is unknown, or has no effect", name
+                )
 
     def unhealthy(self) -> str | None:
         """Why the server cannot be relied on now; None when it can."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Protocol
 
-from trunkline.engine.native_request import TextEncoder
+from trunkline.engine.prompts import TextEncoder
 
 
 class Tokenizer(TextEncoder, Protocol):

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from trunkline.engine.typed_bodies import convert
 from trunkline.engine.validation import RequestError, parse_token_ids, shown
+from trunkline.server.answer import ignored_headers
 from trunkline.server.http import json_response, read_json
 from trunkline.server.openai.output import Wishes, plan_output
-from trunkline.server.openai.prompt import Conversation, render_chat
+from trunkline.server.openai.prompt import Conversation, render_chat, unread_variables
 from trunkline.server.state import Server, offload, server_of
 
 Fields = TypeVar("Fields", bound=msgspec.Struct)
+
+
+# What says how messages become a text, and values that say nothing.
+_OF_CHATS: Final[Mapping[str, tuple[object, ...]]] = {
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template_kwargs": (None, {}),
+    "tools": (None, []),
+}
 
 
 class Tokenize(msgspec.Struct, forbid_unknown_fields=True):
@@ -23,7 +35,7 @@ class Tokenize(msgspec.Struct, forbid_unknown_fields=True):
     prompt: Any = None
     messages: list[dict[str, Any]] | None = None
     model: Any = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
@@ -45,10 +57,24 @@ async def tokenize(request: Request) -> Response:
     fields = _convert(body, Tokenize)
     server.check_model(fields.model)
     tokens = await offload(size, lambda: _tokens(fields, server))
+    ignored = _without_effect(fields, server)
+    server.note_ignored(ignored)
     many = bool(tokens) and isinstance(tokens[0], list)
     counts = [len(one) for one in tokens] if many else len(tokens)
     limit = server.model.context_length
-    return json_response({"tokens": tokens, "count": counts, "max_model_len": limit})
+    content = {"tokens": tokens, "count": counts, "max_model_len": limit}
+    return json_response(content, headers=ignored_headers(ignored))
+
+
+def _without_effect(fields: Tokenize, server: Server) -> list[str]:
+    """What a text, or a chat, or the model's template leaves without effect."""
+    if fields.messages is not None:
+        # The template writes special tokens, where it wants them.
+        given = fields.chat_template_kwargs or {}
+        variables = [(f"chat_template_kwargs.{name}", name, one) for name, one in given.items()]
+        names = ["add_special_tokens"] if fields.add_special_tokens is True else []
+        return names + unread_variables(server, variables)
+    return [name for name, neutral in _OF_CHATS.items() if getattr(fields, name) not in neutral]
 
 
 def _tokens(fields: Tokenize, server: Server) -> list[Any]:
@@ -73,7 +99,7 @@ def _tokens(fields: Tokenize, server: Server) -> list[Any]:
             f"prompt must be a string or a list of strings, got {shown(fields.prompt)}.", "prompt"
         )
     try:
-        tokens = server.tokenizer.encode_batch(texts, fields.add_special_tokens)
+        tokens = server.tokenizer.encode_batch(texts, fields.add_special_tokens is not False)
     except ValueError as error:
         raise RequestError(str(error), "prompt") from error
     return tokens if isinstance(fields.prompt, list) else tokens[0]
@@ -101,7 +127,4 @@ def _text(fields: Detokenize, server: Server) -> str | list[str]:
 def _convert(body: Any, kind: type[Fields]) -> Fields:
     if isinstance(body, dict):  # null is the default, as everywhere
         body = {name: value for name, value in body.items() if value is not None}
-    try:
-        return msgspec.convert(body, kind)
-    except msgspec.ValidationError as error:
-        raise RequestError(f"{error}.") from error
+    return convert(body, kind)

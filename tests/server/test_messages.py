@@ -396,4 +396,7 @@ def test_what_clients_send_is_taken(live: Live):
     response = live.post("/v1/messages?beta=true", fields, headers={"anthropic-beta": "x"})
     assert response.status_code == 200, response.text
     ignored = response.headers["x-ignored-fields"].split(", ")
-    assert sorted(ignored) == ["context_management", "thinking.budget_tokens"]
+    assert sorted(ignored) == [
+        *("context_management", "output_config.effort"),
+        *("thinking.budget_tokens", "thinking.type"),
+    ]

@@ -27,5 +27,5 @@ def test_off_by_default(caplog: pytest.LogCaptureFixture):
         live.generate(text="a prompt", banana=1)
         live.generate(text="a prompt", banana=1)
     assert [record.getMessage() for record in caplog.records] == [
-        "ignoring the unknown request field 'banana'"
+        "ignoring the request field 'banana': it is unknown, or has no effect"
     ]

@@ -12,7 +12,9 @@ from trunkline.engine.validation import ParsedSampling, RequestError, is_int, sh
 from trunkline.server.openai.fields import CommonFields, parse_fields, parse_sampling
 from trunkline.server.openai.output import Wishes
 from trunkline.server.openai.parsers import Parsers
+from trunkline.server.openai.prompt import unread_variables
 from trunkline.server.openai.translation import chat_format, unread_keys
+from trunkline.server.state import Server
 
 UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "n": (1,),
@@ -96,13 +98,15 @@ def parse_message_sampling(fields: MessageFields, context: RequestContext) -> Pa
         raise
 
 
-def template_variables(fields: MessageFields) -> dict[str, Any]:
-    """What the chat template sees of a body besides its messages.
+def template_variables(fields: MessageFields) -> list[tuple[str, str, Any]]:
+    """What the chat template sees of a body besides its messages, as `unread_variables` takes it.
+
+    Later ones take the place of earlier ones.
 
     Raises:
         RequestError: `thinking` is of a type that is not known.
     """
-    variables: dict[str, Any] = {}
+    variables: list[tuple[str, str, Any]] = []
     if fields.thinking is not None:
         kind = fields.thinking.get("type")
         if not isinstance(kind, str) or kind not in THINKING:
@@ -110,22 +114,35 @@ def template_variables(fields: MessageFields) -> dict[str, Any]:
                 f"thinking.type must be one of {', '.join(THINKING)}, got {shown(kind)}.",
                 "thinking.type",
             )
-        variables |= dict.fromkeys(("enable_thinking", "thinking"), THINKING[kind])
+        variables += [
+            ("thinking.type", name, THINKING[kind]) for name in ("enable_thinking", "thinking")
+        ]
     if fields.output_config is not None and fields.output_config.effort is not None:
-        variables["reasoning_effort"] = fields.output_config.effort
-    return variables | (fields.chat_template_kwargs or {})
+        variables.append(("output_config.effort", "reasoning_effort", fields.output_config.effort))
+    given = fields.chat_template_kwargs or {}
+    variables += [(f"chat_template_kwargs.{name}", name, value) for name, value in given.items()]
+    return variables
 
 
-def without_effect(fields: MessageFields, parsers: Parsers) -> list[str]:
-    """What of `thinking` has no effect on this model."""
+def without_effect(fields: MessageFields, server: Server) -> list[str]:
+    """What has no effect on this model, of what tells it how to think and of template variables."""
+    parsers, thinking = server.parsers, fields.thinking or {}
     has_effect = {"type", "budget_tokens"} if _has_budget(fields, parsers) else {"type"}
-    return [f"thinking.{name}" for name in fields.thinking or {} if name not in has_effect]
+    unread = unread_variables(server, template_variables(fields))
+    # Without the variable it does what it is told, if it thinks anyway or never does.
+    if thinking and THINKING[thinking["type"]] == _thinks(parsers):
+        unread = [name for name in unread if name != "thinking.type"]
+    return [*unread, *(f"thinking.{name}" for name in thinking if name not in has_effect)]
 
 
 def _has_budget(fields: MessageFields, parsers: Parsers) -> bool:
     """Whether `thinking.budget_tokens` bounds anything: the model is told to think, and does."""
     is_told = fields.thinking is not None and fields.thinking.get("type") != "disabled"
-    return is_told and (parsers.reasoning is not None or parsers.is_harmony)
+    return is_told and _thinks(parsers)
+
+
+def _thinks(parsers: Parsers) -> bool:
+    return parsers.reasoning is not None or parsers.is_harmony
 
 
 def answer_wishes(fields: MessageFields, parsers: Parsers) -> Wishes:
@@ -140,6 +157,12 @@ def answer_wishes(fields: MessageFields, parsers: Parsers) -> Wishes:
     choice = fields.tool_choice
     parallel = None
     if isinstance(choice, dict) and choice.get("disable_parallel_tool_use") is not None:
+        if not isinstance(choice["disable_parallel_tool_use"], bool):
+            raise RequestError(
+                "tool_choice.disable_parallel_tool_use must be true or false, got "
+                f"{shown(choice['disable_parallel_tool_use'])}.",
+                "tool_choice.disable_parallel_tool_use",
+            )
         parallel = not choice["disable_parallel_tool_use"]
     budget = (fields.thinking or {}).get("budget_tokens")
     return Wishes(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from trunkline.engine.native_request import RequestOptions, make_request, parse_rid
-from trunkline.server.answer import Job, Prepared, generation
+from trunkline.engine.native_request import make_request
+from trunkline.server.answer import Job, Prepared, generation, ignored_headers
 from trunkline.server.anthropic.fields import (
     MessageFields,
     answer_wishes,
@@ -22,7 +21,7 @@ from trunkline.server.anthropic.fields import (
 from trunkline.server.anthropic.history import chat_messages, is_prefill
 from trunkline.server.anthropic.reply import MessageOptions, MessageReply
 from trunkline.server.http import json_response, read_json
-from trunkline.server.openai.fields import parse_scheduling
+from trunkline.server.openai.fields import parse_envelope
 from trunkline.server.openai.output import OutputPlan, plan_output
 from trunkline.server.openai.prompt import Conversation, chat_prompt, count_chat
 from trunkline.server.openai.translation import client_words
@@ -53,28 +52,21 @@ def prepare_message(body: Any, server: Server, rid: str) -> Prepared:
 
 
 def _prepare(fields: MessageFields, ignored: list[str], server: Server, rid: str) -> Prepared:
-    received_ts = time.time()
     fields.n = 1  # whatever the server's own defaults say
     context = server.openai
-    model = server.check_model(fields.model)
     message_id = f"msg_{rid}"
-    rid = message_id if fields.rid is None else parse_rid(fields.rid, context.limits)
+    envelope = parse_envelope(fields, server, message_id, stream=bool(fields.stream))
+    rid, options = envelope.rid, envelope.options
     sampling = parse_message_sampling(fields, context)
-    priority, namespace, dp_rank = parse_scheduling(fields, context)
     plan = _plan(fields, server)
-    options = RequestOptions(
-        stream=bool(fields.stream),
-        priority=priority,
-        namespace=namespace,
-        dp_rank=dp_rank,
-        received_ts=received_ts,
-    )
     prompt = chat_prompt(server, plan, _chat(fields))
     output = plan.for_prompt(prompt.text, sampling, prompt.continued)
     engine_request = make_request(context, rid, prompt.ids, output.sampling, options)
-    reply_options = MessageOptions(id=message_id, model=model, max_tokens=fields.max_tokens)
+    reply_options = MessageOptions(
+        id=message_id, model=envelope.model, max_tokens=fields.max_tokens
+    )
     reply = MessageReply(reply_options, output.splitter())
-    ignored += without_effect(fields, server.parsers)
+    ignored += without_effect(fields, server)
     job = Job(rid=rid, requests=[engine_request], stream=options.stream, ignored=ignored)
     return Prepared(job, reply, reply)
 
@@ -90,7 +82,7 @@ def _chat(fields: MessageFields) -> Conversation:
     continues = is_prefill(messages)
     return Conversation(
         messages=messages,
-        variables=template_variables(fields),
+        variables={name: value for _, name, value in template_variables(fields)},
         generates=not continues,
         continues=continues,
     )
@@ -100,12 +92,15 @@ async def count_tokens(request: Request) -> Response:
     """The number of tokens that a message's prompt would have; it may exceed the context."""
     server = server_of(request)
     body, size = await read_json(request, server.config.http.max_body_bytes)
-    return json_response({"input_tokens": await offload(size, lambda: _count(body, server))})
-
-
-def _count(body: Any, server: Server) -> int:
-    fields, ignored = parse_message_fields(body)
+    count, ignored = await offload(size, lambda: _count(body, server))
     server.note_ignored(ignored)
+    return json_response({"input_tokens": count}, headers=ignored_headers(ignored))
+
+
+def _count(body: Any, server: Server) -> tuple[int, list[str]]:
+    """The number, and the names of what has no effect."""
+    fields, ignored = parse_message_fields(body)
     server.check_model(fields.model)
     with client_words(_WORDS):
-        return count_chat(server, _plan(fields, server), _chat(fields))
+        count = count_chat(server, _plan(fields, server), _chat(fields))
+    return count, ignored + without_effect(fields, server)

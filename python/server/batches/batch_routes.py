@@ -11,8 +11,9 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from trunkline.engine.typed_bodies import convert
 from trunkline.engine.validation import RequestError, shown
-from trunkline.server.answer import IGNORED_HEADER, ignored_value
+from trunkline.server.answer import ignored_headers
 from trunkline.server.batches.database import new_id
 from trunkline.server.batches.lines import LINE_KINDS
 from trunkline.server.batches.records import BatchRecord, parse_page, shown_page
@@ -63,9 +64,7 @@ async def create_batch(request: Request) -> Response:
     )
     await parts.store.create(batch)
     parts.worker.wake()
-    names = ignored_value(ignored)
-    headers = {IGNORED_HEADER: names} if names else None
-    return json_response(batch.shown(server.model.name), headers=headers)
+    return json_response(batch.shown(server.model.name), headers=ignored_headers(ignored))
 
 
 def _parse(body: Any) -> tuple[BatchFields, list[str]]:
@@ -76,12 +75,7 @@ def _parse(body: Any) -> tuple[BatchFields, list[str]]:
     """
     if not isinstance(body, dict):
         raise RequestError(f"the body must be a JSON object, got {shown(body)}.")
-    try:
-        fields = msgspec.convert(body, BatchFields)
-    except msgspec.ValidationError as error:
-        words, _, path = str(error).partition(" - at `$.")
-        field = path.rstrip("`") or words.rpartition("field ")[2].strip("`")
-        raise RequestError(f"{field}: {words}.", field) from error
+    fields = convert(body, BatchFields)
     if fields.endpoint not in LINE_KINDS:
         raise RequestError(
             f"endpoint must be one of {', '.join(LINE_KINDS)}, got {fields.endpoint[:80]!r}.",
@@ -89,7 +83,11 @@ def _parse(body: Any) -> tuple[BatchFields, list[str]]:
         )
     window_s(fields.completion_window)
     _check_metadata(fields.metadata or {})
-    return fields, [name for name in body if name not in BatchFields.__struct_fields__]
+    after = fields.output_expires_after or {}
+    return fields, [
+        *(name for name in body if name not in BatchFields.__struct_fields__),
+        *(f"output_expires_after.{name}" for name in after if name not in ("anchor", "seconds")),
+    ]
 
 
 def window_s(text: str) -> int:

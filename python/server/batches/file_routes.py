@@ -10,7 +10,7 @@ from typing import BinaryIO, Final
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from trunkline.server.answer import IGNORED_HEADER, ignored_value
+from trunkline.server.answer import ignored_headers
 from trunkline.server.batches.files import is_file_id, new_file_id
 from trunkline.server.batches.records import FileRecord, parse_page, shown_page
 from trunkline.server.batches.service import opened
@@ -39,8 +39,7 @@ async def create_file(request: Request) -> Response:
             expires_at=None if kept_s is None else now + kept_s,
         )
         await files.add(path, one)
-    names = ignored_value(upload.ignored)
-    return json_response(one.shown(), headers={IGNORED_HEADER: names} if names else None)
+    return json_response(one.shown(), headers=ignored_headers(upload.ignored))
 
 
 async def list_files(request: Request) -> Response:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,27 +10,22 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from trunkline.engine.messages import LogprobRequest
-from trunkline.engine.native_request import (
-    RequestContext,
-    RequestOptions,
-    check_prompt,
-    make_request,
-    parse_rid,
-)
+from trunkline.engine.native_request import RequestContext, make_request
+from trunkline.engine.prompts import check_prompt
 from trunkline.engine.validation import RequestError, is_int, parse_token_ids, shown
 from trunkline.server.answer import Job, Prepared, generation
 from trunkline.server.openai.chat_reply import ChatOptions, ChatReply
 from trunkline.server.openai.fields import (
     ChoiceFields,
+    parse_envelope,
     parse_fields,
     parse_sampling,
-    parse_scheduling,
     service_tier,
     wanted_ids,
     wants_usage,
 )
 from trunkline.server.openai.output import OutputPlan, Wishes, plan_output
-from trunkline.server.openai.prompt import Conversation, Prompt, chat_prompt
+from trunkline.server.openai.prompt import Conversation, Prompt, chat_prompt, unread_variables
 from trunkline.server.state import Server
 
 MAX_TOP_LOGPROBS: Final = 20
@@ -53,11 +47,15 @@ UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
 }
 
 
-# What says how messages become a prompt.
-_RENDERING: Final = (
-    "messages documents chat_template_kwargs reasoning_effort continue_final_message "
-    "add_generation_prompt"
-).split()
+# What says how messages become a prompt, and values that say nothing.
+_RENDERING: Final[Mapping[str, tuple[object, ...]]] = {
+    "messages": ([],),
+    "documents": (None, []),
+    "chat_template_kwargs": (None, {}),
+    "reasoning_effort": (None,),
+    "continue_final_message": (None, False),
+    "add_generation_prompt": (None, True),
+}
 
 
 class ChatFields(ChoiceFields, kw_only=True):
@@ -91,34 +89,25 @@ def prepare_chat(body: Any, server: Server, rid: str) -> Prepared:
     Raises:
         RequestError: a field is wrong, or the prompt too long.
     """
-    received_ts = time.time()
     _refuse_functions(body)
     fields, ignored = parse_fields(body, ChatFields, UNSUPPORTED)
     context = server.openai
-    model = server.check_model(fields.model)
-    if fields.rid is not None:
-        rid = parse_rid(fields.rid, context.limits)
+    envelope = parse_envelope(
+        fields, server, rid, stream=bool(fields.stream), logprobs=_logprobs(fields, context)
+    )
     sampling = parse_sampling(fields, context, fields.longest())
     include_usage, continuous = wants_usage(
         fields, server.config.api.stream_response_default_include_usage
     )
-    priority, namespace, dp_rank = parse_scheduling(fields, context)
     plan = plan_output(server.parsers, _wishes(fields), context.limits)
     prompt = _prompt(fields, server, plan)
     output = plan.for_prompt(prompt.text, sampling, prompt.continued)
-    options = RequestOptions(
-        stream=bool(fields.stream),
-        priority=priority,
-        namespace=namespace,
-        dp_rank=dp_rank,
-        logprobs=_logprobs(fields, context),
-        received_ts=received_ts,
-    )
+    rid, options = envelope.rid, envelope.options
     request = make_request(context, rid, prompt.ids, output.sampling, options)
     reply = ChatOptions(
         id=rid,
-        model=model,
-        created=int(received_ts),
+        model=envelope.model,
+        created=int(options.received_ts),
         include_usage=include_usage,
         continuous_usage=continuous,
         token_ids=wanted_ids(fields),
@@ -158,9 +147,6 @@ def _prompt(fields: ChatFields, server: Server, plan: OutputPlan) -> Prompt:
         return Prompt(text=server.tokenizer.decode(ids, skip_special_tokens=False), ids=ids)
     continues = bool(fields.continue_final_message)
     generates = fields.add_generation_prompt
-    variables = dict(fields.chat_template_kwargs or {})
-    if fields.reasoning_effort is not None:
-        variables["reasoning_effort"] = fields.reasoning_effort
     if fields.documents and not server.chat_template.reads("documents"):
         raise RequestError(
             "documents are not supported by this model: its chat template does not read them; put "
@@ -169,7 +155,7 @@ def _prompt(fields: ChatFields, server: Server, plan: OutputPlan) -> Prompt:
         )
     chat = Conversation(
         messages=fields.messages,
-        variables=variables,
+        variables={name: value for _, name, value in _variables(fields)},
         documents=fields.documents,
         generates=not continues if generates is None else generates,
         continues=continues,
@@ -179,14 +165,20 @@ def _prompt(fields: ChatFields, server: Server, plan: OutputPlan) -> Prompt:
 
 def _without_effect(fields: ChatFields, server: Server) -> list[str]:
     """Fields that this model, or this body, leaves without an effect."""
-    if fields.input_ids is not None:
-        return [name for name in _RENDERING if getattr(fields, name)]
-    reads = server.chat_template.reads
-    names = [f"chat_template_kwargs.{name}" for name in fields.chat_template_kwargs or {}]
-    unread = [name for name in names if not reads(name.partition(".")[2])]
-    if fields.reasoning_effort is not None and not reads("reasoning_effort"):
-        unread.append("reasoning_effort")
-    return unread
+    if fields.input_ids is None:
+        return unread_variables(server, _variables(fields))
+    names = [name for name, neutral in _RENDERING.items() if getattr(fields, name) not in neutral]
+    # The model is not told of them, and what it writes is not read for calls.
+    return names if server.parsers.tools or not fields.tools else [*names, "tools"]
+
+
+def _variables(fields: ChatFields) -> list[tuple[str, str, Any]]:
+    """Template variables as `unread_variables` takes them."""
+    given = fields.chat_template_kwargs or {}
+    variables = [(f"chat_template_kwargs.{name}", name, value) for name, value in given.items()]
+    if fields.reasoning_effort is not None:
+        variables.append(("reasoning_effort", "reasoning_effort", fields.reasoning_effort))
+    return variables
 
 
 def _logprobs(fields: ChatFields, context: RequestContext) -> LogprobRequest | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -10,21 +9,16 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from trunkline.engine.messages import LogprobRequest
-from trunkline.engine.native_request import (
-    RequestContext,
-    RequestOptions,
-    check_samples,
-    make_request,
-    parse_rid,
-)
+from trunkline.engine.native_request import RequestContext, make_request
+from trunkline.engine.prompts import check_samples, row_ids
 from trunkline.engine.validation import RequestError, is_int, shown
 from trunkline.server.answer import Job, Prepared, generation
 from trunkline.server.openai.completions_reply import CompletionOptions, CompletionReply
 from trunkline.server.openai.fields import (
     ChoiceFields,
+    parse_envelope,
     parse_fields,
     parse_sampling,
-    parse_scheduling,
     service_tier,
     wanted_ids,
     wants_usage,
@@ -60,46 +54,38 @@ def prepare_completion(body: Any, server: Server, rid: str) -> Prepared:
     Raises:
         RequestError: a field is wrong, or a prompt too long.
     """
-    received_ts = time.time()
     fields, ignored = parse_fields(body, CompletionFields, UNSUPPORTED)
-    context = server.openai
-    model = server.check_model(fields.model)
-    if fields.rid is not None:
-        rid = parse_rid(fields.rid, context.limits)
+    context, echo = server.openai, bool(fields.echo)
+    envelope = parse_envelope(
+        fields,
+        server,
+        rid,
+        stream=bool(fields.stream),
+        logprobs=_logprobs(fields.logprobs, echo, context),
+    )
     sampling = parse_sampling(fields, context, fields.longest(), fallback=DEFAULT_MAX_TOKENS)
     include_usage, continuous = wants_usage(
         fields, server.config.api.stream_response_default_include_usage
     )
-    priority, namespace, dp_rank = parse_scheduling(fields, context)
-    echo = bool(fields.echo)
-    options = RequestOptions(
-        stream=bool(fields.stream),
-        priority=priority,
-        namespace=namespace,
-        dp_rank=dp_rank,
-        logprobs=_logprobs(fields.logprobs, echo, context),
-        received_ts=received_ts,
-    )
     prompts, texts = parse_inputs(fields.prompt, "prompt", context)
     check_samples(len(prompts) * sampling.n, context.limits)
-    rids = [rid] if len(prompts) == 1 else [f"{rid}_{row}" for row in range(len(prompts))]
     requests = [
-        make_request(context, row_id, prompt, sampling, options)
-        for row_id, prompt in zip(rids, prompts, strict=True)
+        make_request(context, row_id, prompt, sampling, envelope.options)
+        for row_id, prompt in zip(row_ids(envelope.rid, len(prompts)), prompts, strict=True)
     ]
     if echo and texts is None:
         texts = [server.tokenizer.decode(prompt) for prompt in prompts]
     reply = CompletionOptions(
-        id=rid,
-        model=model,
-        created=int(received_ts),
+        id=envelope.rid,
+        model=envelope.model,
+        created=int(envelope.options.received_ts),
         include_usage=include_usage,
         continuous_usage=continuous,
         echoed=texts if echo else None,
         token_ids=wanted_ids(fields),
         extra=service_tier(fields),
     )
-    job = Job(rid=rid, requests=requests, stream=options.stream, ignored=ignored)
+    job = Job(rid=envelope.rid, requests=requests, stream=envelope.options.stream, ignored=ignored)
     return Prepared(job, CompletionReply(server, reply))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -13,11 +12,11 @@ from starlette.types import ASGIApp
 from trunkline.engine.body_fields import SchedulingFields
 from trunkline.engine.client import Stream
 from trunkline.engine.embeddings import check_size, embedding, parse_dimensions, pooled_request
-from trunkline.engine.native_request import RequestOptions, parse_rid
 from trunkline.engine.outputs import unanswered
+from trunkline.engine.prompts import row_ids
 from trunkline.server.answer import Job, Prepared, WholeReply, generation
 from trunkline.server.openai import rows
-from trunkline.server.openai.fields import parse_fields, parse_scheduling
+from trunkline.server.openai.fields import parse_envelope, parse_fields
 from trunkline.server.openai.inputs import parse_inputs
 from trunkline.server.state import Server
 
@@ -48,23 +47,14 @@ def prepare_embedding(body: Any, server: Server, rid: str) -> Prepared:
     Raises:
         RequestError: a field is wrong, or an input too long.
     """
-    received_ts = time.time()
     fields, ignored = parse_fields(body, EmbeddingFields, UNSUPPORTED)
-    context = server.openai
-    model = server.check_model(fields.model)
-    if fields.rid is not None:
-        rid = parse_rid(fields.rid, context.limits)
+    context, envelope = server.openai, parse_envelope(fields, server, rid)
     dimensions = parse_dimensions(fields.dimensions, context.limits)
-    priority, namespace, dp_rank = parse_scheduling(fields, context)
-    options = RequestOptions(
-        priority=priority, namespace=namespace, dp_rank=dp_rank, received_ts=received_ts
-    )
     prompts, _ = parse_inputs(fields.input, "input", context, new_tokens=0)
     check_size(prompts, "input", context.limits)
-    rids = [rid] if len(prompts) == 1 else [f"{rid}_{row}" for row in range(len(prompts))]
     requests = [
-        pooled_request(row_id, prompt, options)
-        for row_id, prompt in zip(rids, prompts, strict=True)
+        pooled_request(row_id, prompt, envelope.options)
+        for row_id, prompt in zip(row_ids(envelope.rid, len(prompts)), prompts, strict=True)
     ]
 
     def write(streams: Sequence[Stream]) -> object:
@@ -78,9 +68,9 @@ def prepare_embedding(body: Any, server: Server, rid: str) -> Prepared:
             for index, stream in enumerate(streams)
         ]
         usage = rows.prompt_usage(streams)
-        return {"object": "list", "data": data, "model": model, "usage": usage}
+        return {"object": "list", "data": data, "model": envelope.model, "usage": usage}
 
-    job = Job(rid=rid, requests=requests, stream=False, ignored=ignored)
+    job = Job(rid=envelope.rid, requests=requests, stream=False, ignored=ignored)
     return Prepared(job, WholeReply(write))
 
 

@@ -6,16 +6,25 @@ are not supported are accepted only when null or neutral; all others are ignored
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
 from trunkline.engine.body_fields import SchedulingFields
-from trunkline.engine.native_request import RequestContext, parse_namespace, parse_priority
+from trunkline.engine.messages import LogprobRequest
+from trunkline.engine.native_request import (
+    RequestContext,
+    RequestOptions,
+    parse_namespace,
+    parse_priority,
+    parse_rid,
+)
 from trunkline.engine.ranks import FIELDS as RANK_FIELDS
 from trunkline.engine.ranks import parse_rank
+from trunkline.engine.typed_bodies import convert
 from trunkline.engine.validation import (
     Limits,
     ParsedSampling,
@@ -28,11 +37,15 @@ from trunkline.engine.validation import (
 from trunkline.server.openai.response_format import parse_response_format
 from trunkline.server.openai.rows import TokenIds
 
+if TYPE_CHECKING:
+    from trunkline.server.state import Server
+
 Body = TypeVar("Body", bound="SchedulingFields")
 
 BOOKKEEPING: Final = frozenset(
     (
         "user store metadata service_tier prompt_cache_key prompt_cache_retention "
+        "prompt_cache_options "
         "safety_identifier verbosity client_metadata include session_id"
     ).split()
 )
@@ -151,7 +164,8 @@ def parse_fields(
     """Check the types of a body.
 
     Returns:
-        The typed body, and the names of fields that nothing here knows.
+        The typed body, and the names of fields that nothing here knows or that have no effect in
+        this body.
 
     Raises:
         RequestError: a field has the wrong type, or is not supported.
@@ -160,16 +174,30 @@ def parse_fields(
         raise RequestError(f"the body must be a JSON object, got {shown(body)}.")
     refuse_unsupported(body, UNSUPPORTED, INSTEAD)
     refuse_unsupported(body, unsupported)
-    try:
-        typed = msgspec.convert(body, kind)
-    except msgspec.ValidationError as error:
-        words, _, path = str(error).partition(" - at `$.")
-        field = path.rstrip("`") or None
-        if field is None and "missing required field" in words:
-            field = words.rpartition("field ")[2].strip("`")
-        raise RequestError(f"{field}: {words}." if path else f"{words}.", field) from error
+    typed = convert(body, kind)
     known = {*kind.__struct_fields__, *BOOKKEEPING, *UNSUPPORTED, *unsupported}
-    return typed, [name for name in body if name not in known]
+    ignored = [name for name in body if name not in known]
+    for name in kind.__struct_fields__:
+        part = getattr(typed, name)
+        if isinstance(part, msgspec.Struct):
+            unknown = (key for key in body[name] if key not in part.__struct_fields__)
+            ignored += [f"{name}.{key}" for key in unknown]
+    if isinstance(typed, CommonFields):
+        ignored += _without_effect(typed)
+    return typed, ignored
+
+
+def _without_effect(fields: CommonFields) -> list[str]:
+    """Names of what the rest of the body leaves without effect."""
+    names = []
+    if fields.stream_interval is not None and not fields.stream:
+        names.append("stream_interval")
+    if fields.stream_options is not None and fields.stream_options.include_obfuscation:
+        names.append("stream_options.include_obfuscation")
+    if isinstance(fields, ChoiceFields) and fields.max_tokens is not None:
+        if fields.longest()[1] != fields.max_tokens:
+            names.append("max_tokens")
+    return names
 
 
 def parse_sampling(
@@ -238,14 +266,49 @@ def _with_format(parsed: ParsedSampling, response_format: Any, limits: Limits) -
     return replace(parsed, grammar=grammar)
 
 
-def parse_scheduling(
-    fields: SchedulingFields, context: RequestContext
-) -> tuple[int, str, int | None]:
-    """Priority, cache namespace and the engine that must run it (None: any) of a body."""
-    priority = parse_priority(fields.priority, context)
-    namespace = parse_namespace(fields.extra_key, fields.cache_salt, context.limits)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """The model's name to echo, the id of a body, and the options of its engine requests."""
+
+    model: str
+    rid: str
+    options: RequestOptions
+
+
+def parse_envelope(
+    fields: SchedulingFields,
+    server: Server,
+    rid: str,
+    *,
+    stream: bool = False,
+    logprobs: LogprobRequest | None = None,
+) -> Envelope:
+    """Check what a body says besides what is to be computed.
+
+    Args:
+        fields: the typed body.
+        server: what it is asked of.
+        rid: the id of a body that has none.
+        stream: the answer is streamed.
+        logprobs: that are wanted.
+
+    Raises:
+        RequestError: a value is malformed, or asks for what the server does not have.
+    """
+    context = server.openai
     given = {name: getattr(fields, name) for name in RANK_FIELDS}
-    return priority, namespace, parse_rank(given, context.dp_size)
+    return Envelope(
+        model=server.check_model(fields.model),
+        rid=rid if fields.rid is None else parse_rid(fields.rid, context.limits),
+        options=RequestOptions(
+            stream=stream,
+            priority=parse_priority(fields.priority, context),
+            namespace=parse_namespace(fields.extra_key, fields.cache_salt, context.limits),
+            dp_rank=parse_rank(given, context.dp_size),
+            logprobs=logprobs,
+            received_ts=time.time(),
+        ),
+    )
 
 
 def wanted_ids(fields: ChoiceFields) -> TokenIds:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trunkline.engine.native_request import RequestContext, check_prompt, tokenise
+from trunkline.engine.native_request import RequestContext, tokenise
+from trunkline.engine.prompts import check_prompt
 from trunkline.engine.validation import RequestError, parse_token_ids, shown
 
 

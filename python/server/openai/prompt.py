@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trunkline.engine.chat_template import RESERVED_VARIABLES
-from trunkline.engine.native_request import check_length, check_prompt
+from trunkline.engine.prompts import check_length, check_prompt
 from trunkline.engine.validation import RequestError
 from trunkline.server.openai.messages import check_messages, last_text
 from trunkline.server.openai.output import OutputPlan
@@ -36,6 +36,19 @@ class Prompt:
     text: str
     ids: list[int]
     continued: str | None = None
+
+
+def unread_variables(server: Server, given: Sequence[tuple[str, str, Any]]) -> list[str]:
+    """What of a body changes nothing in the prompt: the template does not read it, or it lost.
+
+    Args:
+        server: whose template it is.
+        given: for each template variable its name in the body, its own and its value; later ones
+            take the place of earlier ones. A name that sets several counts if one of them does.
+    """
+    reads, last = server.chat_template.reads, {name: value for _, name, value in given}
+    read = {path for path, name, value in given if reads(name) and value == last[name]}
+    return list(dict.fromkeys(path for path, _, _ in given if path not in read))
 
 
 def chat_prompt(server: Server, plan: OutputPlan, chat: Conversation) -> Prompt:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -12,23 +11,22 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from trunkline.engine.native_request import RequestOptions, make_request, parse_rid
+from trunkline.engine.native_request import make_request
 from trunkline.engine.validation import RequestError
 from trunkline.server.answer import (
     EVENT_HEADERS,
-    IGNORED_HEADER,
     Generation,
     Job,
     Prepared,
-    ignored_value,
+    ignored_headers,
     request_id,
 )
 from trunkline.server.http import json_response, read_json
 from trunkline.server.openai import background
 from trunkline.server.openai.event_log import EventLog
-from trunkline.server.openai.fields import parse_fields, parse_sampling, parse_scheduling
+from trunkline.server.openai.fields import parse_envelope, parse_fields, parse_sampling
 from trunkline.server.openai.output import OutputPlan, Wishes, plan_output
-from trunkline.server.openai.prompt import Conversation, count_chat
+from trunkline.server.openai.prompt import Conversation, count_chat, unread_variables
 from trunkline.server.openai.responses_fields import (
     UNSUPPORTED,
     ResponseFields,
@@ -66,8 +64,7 @@ async def create_response(request: Request) -> ASGIApp:
     if not reply.is_background:
         return _Foreground(server, prepared, reply)
     server.note_ignored(prepared.job.ignored)
-    names = ignored_value(prepared.job.ignored)
-    headers = {IGNORED_HEADER: names} if names else {}
+    headers = ignored_headers(prepared.job.ignored)
     requests = pinned(prepared.job.requests, request.scope, server.native.dp_size)
     events = await background.start(server, replace(prepared.job, requests=requests), reply)
     if prepared.job.stream:
@@ -107,44 +104,40 @@ def prepare_response(body: Any, server: Server, rid: str) -> Prepared:
     Raises:
         RequestError: a field is wrong, something it refers to is gone, or the prompt is too long.
     """
-    fields, ignored = _fields(body)
+    fields, ignored = _fields(body, server)
     with client_words(_WORDS):
         return _prepare(fields, ignored, server, rid)
 
 
 def _prepare(fields: ResponseFields, ignored: list[str], server: Server, rid: str) -> Prepared:
-    received_ts = time.time()
     fields.n = 1  # whatever the server's own defaults say
     context = server.openai
-    model = server.check_model(fields.model)
     response_id = f"resp_{rid}"
-    rid = response_id if fields.rid is None else parse_rid(fields.rid, context.limits)
+    envelope = parse_envelope(
+        fields,
+        server,
+        response_id,
+        stream=bool(fields.stream),
+        logprobs=wanted_logprobs(fields, processed=context.processed_logprobs),
+    )
     sampling = parse_sampling(fields, context, ("max_output_tokens", fields.max_output_tokens))
-    priority, namespace, dp_rank = parse_scheduling(fields, context)
     plan = _plan(fields, server)
     is_stored = _is_stored(fields, server)
     items, messages = _conversation(fields, server)
-    options = RequestOptions(
-        stream=bool(fields.stream),
-        priority=priority,
-        namespace=namespace,
-        dp_rank=dp_rank,
-        logprobs=wanted_logprobs(fields, processed=context.processed_logprobs),
-        received_ts=received_ts,
-    )
     prompt = fitting_prompt(
         server,
         plan,
-        Conversation(messages=messages, variables=template_variables(fields)),
+        _chat(fields, messages),
         max_new_tokens=sampling.sampling.max_new_tokens,
         may_drop=fields.truncation == "auto",
     )
     output = plan.for_prompt(prompt.text, sampling)
+    rid, options = envelope.rid, envelope.options
     engine_request = make_request(context, rid, prompt.ids, output.sampling, options)
     reply_options = ResponseOptions(
         id=response_id,
-        created_at=int(received_ts),
-        echoed=echoed_fields(fields, model, sampling, is_stored),
+        created_at=int(options.received_ts),
+        echoed=echoed_fields(fields, envelope.model, sampling, is_stored),
         input_items=items,
     )
     reply = ResponseReply(server, reply_options, output.splitter())
@@ -152,12 +145,13 @@ def _prepare(fields: ResponseFields, ignored: list[str], server: Server, rid: st
     return Prepared(job, reply, reply)
 
 
-def _fields(body: Any) -> tuple[ResponseFields, list[str]]:
+def _fields(body: Any, server: Server) -> tuple[ResponseFields, list[str]]:
     """The typed body, checked, and the names of what has no effect."""
     fields, ignored = parse_fields(body, ResponseFields, UNSUPPORTED)
     check_fields(fields)
     if fields.text is not None:
         fields.response_format = chat_format(fields.text.format)
+    ignored += unread_variables(server, template_variables(fields))
     return fields, ignored + unread_keys(fields.tools, TOOL_KEYS)
 
 
@@ -208,18 +202,25 @@ async def count_input_tokens(request: Request) -> Response:
     """The number of tokens that a response's prompt would have; it may exceed the context."""
     server = server_of(request)
     body, size = await read_json(request, server.config.http.max_body_bytes)
-    count = await offload(_work_bytes(body, size), lambda: _count(body, server))
-    return json_response({"object": "response.input_tokens", "input_tokens": count})
-
-
-def _count(body: Any, server: Server) -> int:
-    fields, ignored = _fields(body)
+    count, ignored = await offload(_work_bytes(body, size), lambda: _count(body, server))
     server.note_ignored(ignored)
+    content = {"object": "response.input_tokens", "input_tokens": count}
+    return json_response(content, headers=ignored_headers(ignored))
+
+
+def _count(body: Any, server: Server) -> tuple[int, list[str]]:
+    """The number, and the names of what has no effect."""
+    fields, ignored = _fields(body, server)
     server.check_model(fields.model)
     with client_words(_WORDS):
         _, messages = _conversation(fields, server)
-        chat = Conversation(messages=messages, variables=template_variables(fields))
-        return count_chat(server, _plan(fields, server), chat)
+        return count_chat(server, _plan(fields, server), _chat(fields, messages)), ignored
+
+
+def _chat(fields: ResponseFields, messages: list[Any]) -> Conversation:
+    """What the chat template is to render."""
+    variables = {name: value for _, name, value in template_variables(fields)}
+    return Conversation(messages=messages, variables=variables)
 
 
 async def get_response(request: Request) -> Response:

@@ -73,7 +73,6 @@ class ResponseFields(CommonFields, kw_only=True):
     max_tool_calls: int | None = None
     max_thinking_tokens: Any = None
     prompt_cache_key: str | None = None
-    prompt_cache_options: Any = None
     safety_identifier: str | None = None
     user: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -145,11 +144,15 @@ def wanted_logprobs(fields: ResponseFields, *, processed: bool) -> LogprobReques
     return LogprobRequest(top_n=top or 0, processed=processed)
 
 
-def template_variables(fields: ResponseFields) -> dict[str, Any]:
-    """What the chat template sees of a body besides its messages."""
-    variables = dict(fields.chat_template_kwargs or {})
+def template_variables(fields: ResponseFields) -> list[tuple[str, str, Any]]:
+    """What the chat template sees of a body besides its messages, as `unread_variables` takes it.
+
+    Later ones take the place of earlier ones.
+    """
+    given = fields.chat_template_kwargs or {}
+    variables = [(f"chat_template_kwargs.{name}", name, value) for name, value in given.items()]
     if fields.reasoning is not None and fields.reasoning.effort is not None:
-        variables["reasoning_effort"] = fields.reasoning.effort
+        variables.append(("reasoning.effort", "reasoning_effort", fields.reasoning.effort))
     return variables
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from trunkline.engine.body_fields import SchedulingFields
 from trunkline.engine.client import Stream
-from trunkline.engine.native_request import RequestOptions, parse_rid
 from trunkline.engine.scoring import (
     RerankFields,
     ScoreFields,
@@ -22,7 +19,7 @@ from trunkline.engine.scoring import (
 )
 from trunkline.server.answer import Job, Prepared, WholeReply, generation
 from trunkline.server.openai import rows
-from trunkline.server.openai.fields import parse_fields, parse_scheduling
+from trunkline.server.openai.fields import parse_envelope, parse_fields
 from trunkline.server.state import Server
 
 SCORE_UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
@@ -52,19 +49,19 @@ def prepare_score(body: Any, server: Server, rid: str) -> Prepared:
         RequestError: a field is wrong, or an item too long.
     """
     fields, ignored = parse_fields(body, ScoreFields, SCORE_UNSUPPORTED)
-    model, rid, options = _common(fields, server, rid)
-    requests, labels = score_requests(fields, server.openai, rid, options)
+    envelope = parse_envelope(fields, server, rid)
+    requests, labels = score_requests(fields, server.openai, envelope.rid, envelope.options)
 
     def write(streams: Sequence[Stream]) -> object:
         return {
             "object": "scoring",
-            "model": model,
+            "model": envelope.model,
             "scores": [scores(stream.samples[0], labels) for stream in streams],
             "usage": rows.prompt_usage(streams),
         }
 
     return Prepared(
-        Job(rid=rid, requests=requests, stream=False, ignored=ignored), WholeReply(write)
+        Job(rid=envelope.rid, requests=requests, stream=False, ignored=ignored), WholeReply(write)
     )
 
 
@@ -75,26 +72,15 @@ def prepare_rerank(body: Any, server: Server, rid: str) -> Prepared:
         RequestError: the model is no reranker, a field is wrong, or a document too long.
     """
     fields, ignored = parse_fields(body, RerankFields, RERANK_UNSUPPORTED)
-    _, rid, options = _common(fields, server, rid)
-    requests, labels = rerank_requests(fields, server.openai, server.chat_template, rid, options)
+    envelope = parse_envelope(fields, server, rid)
+    requests, labels = rerank_requests(
+        fields, server.openai, server.chat_template, envelope.rid, envelope.options
+    )
     version = server.config.engine.model.weight_version
 
     def write(streams: Sequence[Stream]) -> object:
         return rerank_output(fields, streams, labels, version)
 
     return Prepared(
-        Job(rid=rid, requests=requests, stream=False, ignored=ignored), WholeReply(write)
+        Job(rid=envelope.rid, requests=requests, stream=False, ignored=ignored), WholeReply(write)
     )
-
-
-def _common(fields: SchedulingFields, server: Server, rid: str) -> tuple[str, str, RequestOptions]:
-    """The model's name to echo, the id, and the options of the engine's requests."""
-    received_ts = time.time()
-    model = server.check_model(fields.model)
-    if fields.rid is not None:
-        rid = parse_rid(fields.rid, server.openai.limits)
-    priority, namespace, dp_rank = parse_scheduling(fields, server.openai)
-    options = RequestOptions(
-        priority=priority, namespace=namespace, dp_rank=dp_rank, received_ts=received_ts
-    )
-    return model, rid, options

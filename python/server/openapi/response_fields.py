@@ -61,7 +61,6 @@ def response_fields(limits: Limits) -> Mapping[str, Schema]:
             "additionalProperties": {"type": "string", "maxLength": value_chars},
             "maxProperties": pairs,
         },
-        "prompt_cache_options": {"description": "Accepted, and without effect."},
         "text": _with_format("TextOptions"),
         **response_tools(),
         "truncation": {"enum": ["auto", "disabled"]},

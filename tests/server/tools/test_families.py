@@ -224,8 +224,9 @@ def test_budgets_bound_thoughts(thinker: Live, hermes: Live):
     assert grammar(thinker) is None
     assert prompt(thinker).endswith("<assistant><think>\n\n</think>")
     response = message(hermes, thinking={**thinking, "display": "omitted"})
-    ignored = "thinking.budget_tokens, thinking.display"
+    ignored = "thinking.type, thinking.budget_tokens, thinking.display"
     assert (response.status_code, response.headers["x-ignored-fields"]) == (200, ignored)
+    assert "x-ignored-fields" not in message(hermes, thinking={"type": "disabled"}).headers
     response = message(thinker, thinking={"type": "enabled", "budget_tokens": -1})
     assert response.status_code == 400
     assert response.json()["error"]["message"].startswith("thinking.budget_tokens must be")
