@@ -19,12 +19,14 @@ from trunkline.engine.client import Client
 from trunkline.engine.fleet import Fleet
 from trunkline.engine.messages import EngineFacts
 from trunkline.engine.validation import RequestError, shown
+from trunkline.server.answer import ignored_headers
 from trunkline.server.http import json_response
 from trunkline.server.metrics import EngineFigures
 from trunkline.server.state import server_of
 
 HEADER: Final = b"x-trunkline-load"
 BLOCKS: Final = ("core", "memory", "queues", "spec", "lora", "disagg", "all")
+_EMPTY: Final = frozenset(("spec", "lora", "disagg"))  # of what other engines have
 _SUMS: Final = (
     "num_running_reqs num_waiting_reqs num_waiting_uncached_tokens num_used_tokens "
     "num_total_tokens max_total_num_tokens max_running_requests"
@@ -172,7 +174,9 @@ async def loads(request: Request) -> Response:
         loads=ranks,
         aggregate=_aggregate(ranks, server.native.dp_size) if several else None,
     )
-    return json_response(msgspec.to_builtins(answer))
+    ignored = [f"include.{name}" for name in sorted(blocks & _EMPTY)]
+    server.note_ignored(ignored)
+    return json_response(msgspec.to_builtins(answer), headers=ignored_headers(ignored))
 
 
 def _rank(text: str | None, dp_size: int) -> int | None:
@@ -207,7 +211,7 @@ def _blocks(names: str) -> set[str]:
             f"include must hold some of {', '.join(BLOCKS)}, got {shown(sorted(unknown)[0])}.",
             "include",
         )
-    return set(BLOCKS) if "all" in wanted else wanted
+    return set(BLOCKS) - _EMPTY if "all" in wanted else wanted
 
 
 def _load(facts: EngineFacts, engine: EngineFigures, blocks: set[str]) -> Load:

@@ -88,6 +88,13 @@ def test_loads():
         assert load["queues"]["retracted"] == 2
 
 
+def test_blocks_of_other_engines_are_named(live: Live):
+    response = live.http.get("/v1/loads?include=memory,spec,lora")
+    assert response.headers["x-ignored-fields"] == "include.lora, include.spec"
+    assert "memory" in response.json()["loads"][0]
+    assert "x-ignored-fields" not in live.http.get("/v1/loads?include=all").headers
+
+
 @pytest.mark.parametrize("query", ["include=banana", "format=xml", "dp_rank=1", "dp_rank=x"])
 def test_bad_questions(live: Live, query: str):
     response = live.http.get(f"/v1/loads?{query}")
