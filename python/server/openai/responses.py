@@ -227,7 +227,12 @@ async def get_response(request: Request) -> Response:
     """A stored response, ended or not; one of a background stream also as its events."""
     entry = _entry(request)
     query = request.query_params
-    if query.get("stream", "false").lower() != "true":
+    stream = query.get("stream", "false").lower()
+    if stream not in ("true", "false"):
+        raise RequestError(f"stream must be true or false, got {stream[:80]!r}.", "stream")
+    if stream == "false":
+        if "starting_after" in query:
+            raise RequestError("starting_after needs stream to be true.", "starting_after")
         return json_response(entry.response())
     if entry.events is None:
         raise RequestError(
