@@ -15,7 +15,7 @@ import pytest
 from tests.engine.fake_compiler_child import ObedientBackend
 
 from trunkline.engine.grammar.backend import Vocabulary
-from trunkline.engine.grammar.compiler_child import Setup
+from trunkline.engine.grammar.compiler_child import NICENESS, Setup
 from trunkline.engine.grammar.compilers import Compiler, CompilerProcess, CompilerThread, Finished
 from trunkline.engine.messages import GrammarSpec
 
@@ -155,7 +155,8 @@ def test_child_and_forks_end_with_their_parent_and_are_niced(
 ):
     child.submit(1, spec(f"pid {tmp_path / 'pid'}"))
     fork = psutil.Process(running(tmp_path / "pid"))
-    assert fork.nice() > psutil.Process().nice()
+    once = psutil.Process().nice() + NICENESS  # twice would starve it beside a busy engine
+    assert fork.nice() == min(once, 19)
     child.close()
     assert gone(fork.pid)
     assert gone(child.pid)

@@ -195,7 +195,6 @@ def _be_fork(backend: Backend, job: Job, setup: Setup, write_end: int) -> None:
             with open("/proc/self/oom_score_adj", "w") as file:
                 file.write("1000")
         _limit_memory()
-        os.nice(NICENESS)
         outcome = compile_job(backend, job, setup.max_compiled_bytes)
         _write(frame(msgspec.msgpack.encode(outcome)), write_end)
         status = 0
