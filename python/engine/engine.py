@@ -16,7 +16,7 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 from trunkline.engine import launch
 from trunkline.engine.client import EngineDied, Request, Stream, merged
@@ -26,6 +26,7 @@ from trunkline.engine.local import EngineHost
 from trunkline.engine.native_request import (
     GenerateJob,
     RequestContext,
+    RequestFields,
     RequestOptions,
     parse_generate,
 )
@@ -42,7 +43,7 @@ from trunkline.engine.scoring import (
 )
 from trunkline.engine.suggestions import did_you_mean
 from trunkline.engine.tokenizer import Tokenizer
-from trunkline.engine.validation import Limits
+from trunkline.engine.validation import Limits, RequestError
 from trunkline.engine.weights import open_checkpoint
 
 Value = TypeVar("Value")
@@ -50,24 +51,6 @@ Output = dict[str, Any]
 
 # A shorter prompt is tokenised where it is; a longer one would hold up the caller's event loop.
 INLINE_CHARS = 16384
-
-
-class RequestFields(TypedDict, total=False):
-    """What a request may say besides prompt and sampling parameters, as in `/generate`."""
-
-    input_ids: list[int] | list[list[int]]
-    rid: str | list[str]
-    return_logprob: bool | list[bool]
-    logprob_start_len: int | list[int]
-    top_logprobs_num: int | list[int]
-    token_ids_logprob: list[int] | list[list[int]]
-    return_text_in_logprobs: bool
-    return_prompt_token_ids: bool
-    priority: int
-    extra_key: str | list[str]
-    cache_salt: str | list[str]
-    routed_dp_rank: int
-    data_parallel_rank: int
 
 
 class Engine:
@@ -374,9 +357,12 @@ class Engine:
             raise TypeError(f"unknown request fields: {', '.join(names)}{close}")
         body = {"text": prompt, "sampling_params": sampling_params, "stream": stream, **fields}
         job = parse_generate(body, context)
-        if job.ignored:
-            self._logger.warning("without effect in this request: %s", ", ".join(job.ignored))
+        self._name_ignored(job.ignored)
         return job
+
+    def _name_ignored(self, names: Sequence[str]) -> None:
+        if names:
+            self._logger.warning("without effect in this request: %s", ", ".join(names))
 
     def _parse_chat(
         self,
@@ -386,7 +372,11 @@ class Engine:
         template_arguments: Mapping[str, Any] | None,
         fields: RequestFields,
     ) -> GenerateJob:
-        text = self._chat_template.render(messages, **(template_arguments or {}))
+        if fields.get("input_ids") is not None:
+            raise RequestError("chat makes them of its messages: leave input_ids out.", "input_ids")
+        arguments, reads = template_arguments or {}, self._chat_template.reads
+        self._name_ignored([f"template_arguments.{one}" for one in arguments if not reads(one)])
+        text = self._chat_template.render(messages, **arguments)
         input_ids = self._tokenizer.encode(text, add_special_tokens=False)
         fields = {**fields, "input_ids": input_ids}
         return self._parse(self._chat, None, sampling_params, stream, fields)

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypedDict, TypeVar
 
 from trunkline.engine.client import Request
 from trunkline.engine.config import SchedulerOptions
@@ -76,6 +76,24 @@ UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "max_thinking_tokens": (),
     "background": (False,),
 }
+
+
+class RequestFields(TypedDict, total=False):
+    """What `Engine` may be told besides prompt and sampling parameters, as in `/generate`."""
+
+    input_ids: list[int] | list[list[int]]
+    rid: str | list[str]
+    return_logprob: bool | list[bool]
+    logprob_start_len: int | list[int]
+    top_logprobs_num: int | list[int]
+    token_ids_logprob: list[int] | list[list[int]]
+    return_text_in_logprobs: bool
+    return_prompt_token_ids: bool
+    priority: int
+    extra_key: str | list[str]
+    cache_salt: str | list[str]
+    routed_dp_rank: int
+    data_parallel_rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -320,6 +320,18 @@ def test_fields_without_effect_are_named(tiny_model: str, caplog: pytest.LogCapt
         assert "without effect in this request: top_logprobs_num" in caplog.text
 
 
+def test_what_a_chat_has_no_use_for_is_named_or_refused(
+    tiny_model: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    messages = [{"role": "user", "content": "a"}]
+    with Engine(tiny_model, max_total_tokens=1024, max_prefill_tokens=64) as engine:
+        caplog.clear()
+        engine.chat(messages, GREEDY, template_arguments={"mood": 1})
+        assert "without effect in this request: template_arguments.mood" in caplog.text
+        with pytest.raises(RequestError, match="leave input_ids out"):
+            engine.chat(messages, GREEDY, input_ids=[1])
+
+
 def test_end_tokens_outside_the_vocabulary_are_left_out(tmp_path: Path) -> None:
     model = TinyCheckpoint(config={"eos_token_id": [2, 5000, 10**9]}).write(tmp_path)
     with Engine(str(model), max_total_tokens=2048, max_prefill_tokens=64) as engine:
