@@ -33,6 +33,7 @@ class Surroundings:
     backend: str | None
     overlap_depth: int
     max_batch_tokens: int
+    max_running_requests: int
     no_grammars: str | None
     model_from_hub: bool
     tokenizer_from_hub: bool
@@ -84,6 +85,10 @@ def _of_scheduling(config: EngineConfig, there: Surroundings) -> _Rules:
     chunk = scheduler.chunked_prefill_size
     if chunk is not None and chunk >= most:
         yield ("chunked_prefill_size",), f": no step has more than {most} tokens"
+    wanted, running = scheduler.max_running_requests, there.max_running_requests
+    if wanted is not None and wanted > running:
+        room = ": KV pool and step budget have room for no more sequences"
+        yield ("max_running_requests",), f" above {running}{room}"
     if scheduler.schedule_policy == "lpm" and config.cache.disable_radix_cache:
         yield ("schedule_policy",), ": with disable_radix_cache 'lpm' finds no prefix"
     if scheduler.schedule_conservativeness > _MAX_CONSERVATIVENESS:

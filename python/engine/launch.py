@@ -176,10 +176,6 @@ def build(
         _core_config(config, checkpoint, sizes, _budget(runner, sizes, config, logger)),
         overlap_depth=0 if config.scheduler.disable_overlap_schedule else runner.overlap_depth,
     )
-    if share.rank == 0:  # the others have the same
-        there = _surroundings(config, core_config, runner, grammars, supervised=own_process)
-        for line in without_effect(config, there):
-            logger.warning("%s", line)
     core = Core(core_config.to_json())
     taking = pool_memory.take_ahead(runner.population(), logger)
     grammars.wait_ready()
@@ -192,6 +188,10 @@ def build(
         startup_s=time.monotonic() - started_at,
     )
     _log_facts(facts, available(sizes), logger)
+    if share.rank == 0:  # the others have the same
+        there = _surroundings(config, facts, runner, grammars, supervised=own_process)
+        for line in without_effect(config, there):
+            logger.warning("%s", line)
     return LaunchedEngine(
         core=core,
         runner=runner,
@@ -239,7 +239,7 @@ def _sizes_by_trial(
 
 def _surroundings(
     config: EngineConfig,
-    core: CoreConfig,
+    facts: EngineFacts,
     runner: Runner,
     grammars: Grammars | NoGrammars,
     *,
@@ -249,7 +249,8 @@ def _surroundings(
         device=torch.device(runner.options.device),
         backend=runner.options.backend,
         overlap_depth=runner.overlap_depth,
-        max_batch_tokens=core.max_batch_tokens,
+        max_batch_tokens=facts.max_batch_tokens,
+        max_running_requests=facts.max_running_requests,
         no_grammars=grammars.reason if isinstance(grammars, NoGrammars) else None,
         model_from_hub=is_model_from_hub(config.model),
         tokenizer_from_hub=is_tokenizer_from_hub(config.model),

@@ -26,6 +26,7 @@ def named(settings: dict[str, Any], **there: Any) -> list[str]:
         "backend": None,
         "overlap_depth": 0,
         "max_batch_tokens": 512,
+        "max_running_requests": 100,
         "no_grammars": None,
         "model_from_hub": False,
         "tokenizer_from_hub": False,
@@ -62,6 +63,11 @@ NAMED: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
         {"chunked_prefill_size": 512},
         {},
         ["chunked_prefill_size: no step has more than 512 tokens"],
+    ),
+    (
+        {"max_running_requests": 101},
+        {},
+        ["max_running_requests above 100: KV pool and step budget have room for no more sequences"],
     ),
     (
         {"schedule_policy": "lpm", "disable_radix_cache": True},
@@ -127,6 +133,7 @@ EFFECTIVE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"target_step_ms": 100, "target_mixed_step_ms": 9}, {}),
     ({"chunked_prefill_size": 511}, {}),
     ({"chunked_prefill_size": -1}, {}),
+    ({"max_running_requests": 100}, {}),
     ({"schedule_policy": "lpm"}, {}),
     ({"disable_radix_cache": True}, {}),
     ({"schedule_conservativeness": 1.4}, {}),
@@ -153,7 +160,8 @@ def test_what_changes_something_is_not(settings: dict[str, Any], there: dict[str
 
 def test_defaults_are_not_given() -> None:
     """However an engine has turned out: nobody has asked for them."""
-    assert named({}, supervised=False, no_grammars="no.", max_batch_tokens=2) == []
+    around = {"max_batch_tokens": 2, "max_running_requests": 1}
+    assert named({}, supervised=False, no_grammars="no.", **around) == []
     every = flat_settings(engine_config({}))
     assert named(every) == []
 
@@ -164,10 +172,18 @@ def test_an_engine_names_them_when_it_starts(
     settings: dict[str, Any] = {"max_total_tokens": 1024, "max_prefill_tokens": 64}
     with (
         caplog.at_level(logging.WARNING),
-        Engine(tiny_model, **settings, target_step_ms=9.0, chunked_prefill_size=64),
+        Engine(
+            tiny_model,
+            **settings,
+            target_step_ms=9.0,
+            chunked_prefill_size=64,
+            max_running_requests=1000,
+        ),
     ):
         found = [one.getMessage() for one in caplog.records]
-    assert found == [
+    assert found[:2] == [
         f"target_step_ms has no effect{BUDGET}",
         "chunked_prefill_size has no effect: no step has more than 64 tokens",
     ]
+    assert found[2].startswith("max_running_requests has no effect above ")
+    assert len(found) == 3
