@@ -190,7 +190,9 @@ class BatchJob:
             logs.SERVER.exception("line %d of %s failed in the server", line.number, batch.id)
             return answers.broken(batch.id, line)
         requests = [replace(one, request_class=_BATCH_CLASS) for one in prepared.job.requests]
-        return Prepared(replace(prepared.job, requests=requests), prepared.reply)
+        ignored = [*line.ignored, *prepared.job.ignored]
+        job = replace(prepared.job, requests=requests, ignored=ignored)
+        return Prepared(job, prepared.reply)
 
     async def _run_line(self, line: Line, work: Prepared | Answer) -> None:
         """Answer a line, however often the engine is gone."""

@@ -42,6 +42,7 @@ LINE_KINDS: Final[Mapping[str, Callable[[Any, Server, str], Prepared]]] = {
 }
 MAX_LINES: Final = 50_000
 MAX_ID_CHARS: Final = 512
+_KEYS: Final = ("custom_id", "method", "url", "body")
 MAX_PROBLEMS: Final = 100
 _BOM: Final = b"\xef\xbb\xbf"
 
@@ -55,12 +56,13 @@ class RawLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line that is a well-formed request."""
+    """A line that is a well-formed request. `ignored` names what it has beside that."""
 
     number: int
     custom_id: str
     body: dict[str, Any]
     num_bytes: int
+    ignored: tuple[str, ...] = ()
 
 
 class Problem(NamedTuple):
@@ -138,7 +140,13 @@ def parse_line(raw: RawLine, endpoint: str, max_bytes: int) -> Line:
         raise bad("invalid_body", f"body must be an object, got {_shown(entry, 'body')}.", "body")
     if body.get("stream"):
         raise bad("invalid_body", "stream must not be true in a batch.", "body.stream")
-    return Line(number=raw.number, custom_id=custom_id, body=body, num_bytes=len(raw.text))
+    return Line(
+        number=raw.number,
+        custom_id=custom_id,
+        body=body,
+        num_bytes=len(raw.text),
+        ignored=tuple(f"line.{key}" for key in entry if key not in _KEYS),
+    )
 
 
 def _shown(entry: Mapping[str, Any], name: str) -> str:

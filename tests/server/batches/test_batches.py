@@ -93,6 +93,7 @@ def test_a_batch_from_start_to_end(client: openai.Client, live: Live) -> None:
     lines[7]["body"]["temperature"] = -1
     lines[9]["url"] = "/chat/completions"
     lines[11]["body"]["colour"] = "red"
+    lines[12]["priority"] = 3
     batch = start(client, jsonl(lines), metadata={"a": "b"})
     assert batch.status == "validating"
     assert batch.request_counts is not None
@@ -112,8 +113,12 @@ def test_a_batch_from_start_to_end(client: openai.Client, live: Live) -> None:
     assert first["response"]["status_code"] == 200
     assert first["response"]["body"]["choices"][0]["message"]["content"] == "Hello world"
     assert len({line["id"] for line in output}) == 49
-    ignored = [line["custom_id"] for line in output if "ignored_fields" in line["response"]]
-    assert ignored == ["id-11"]
+    ignored = {
+        line["custom_id"]: line["response"]["ignored_fields"]
+        for line in output
+        if "ignored_fields" in line["response"]
+    }
+    assert ignored == {"id-11": ["colour"], "id-12": ["line.priority"]}
     [error] = lines_of(client, batch.error_file_id)
     assert error["custom_id"] == "id-7"
     assert error["response"]["status_code"] == 400
