@@ -87,12 +87,15 @@ class BadLine(Exception):
 
 
 def raw_lines(file: BinaryIO, max_bytes: int) -> Iterator[RawLine]:
-    """The lines of a file that are not blank, of which no more than `max_bytes` is held."""
+    """The lines of a file that are not blank, of which no more than `max_bytes` is held.
+
+    The file is at its beginning; a byte order mark there belongs to no line.
+    """
+    if file.read(len(_BOM)) != _BOM:
+        file.seek(0)
     number = 0
     while line := file.readline(max_bytes + 1):
         number += 1
-        if number == 1:
-            line = line.removeprefix(_BOM)
         if len(line) > max_bytes and not line.endswith(b"\n"):
             while (rest := file.readline(1 << 20)) and not rest.endswith(b"\n"):
                 pass
