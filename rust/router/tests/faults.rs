@@ -139,6 +139,24 @@ async fn answers_of_a_worker_reach_the_client_as_they_are() {
     router.join().await;
 }
 
+/// A worker's refusal is an attempt, like an answer that broke.
+#[tokio::test]
+async fn no_request_reaches_more_workers_than_it_may() {
+    for behaviour in [Behaviour::Status(503, ""), Behaviour::Status(429, ""), Behaviour::Close] {
+        let mut workers = Vec::new();
+        for _ in 0..4 {
+            workers.push(Worker::start(behaviour.clone()).await);
+        }
+        let all: Vec<&Worker> = workers.iter().collect();
+        let router = Router::start(&all, 4, json!({"max_attempts": 2, "retry_budget": 1.0})).await;
+        let (status, _) = router.post(CHAT, "{}").await;
+        assert!(!status.is_success());
+        let reached: usize = workers.iter().map(Worker::requests).sum();
+        assert_eq!(reached, 2, "{behaviour:?}");
+        router.join().await;
+    }
+}
+
 #[tokio::test]
 async fn a_stream_that_dies_ends_with_an_error_event() {
     for ending in [Ending::Close, Ending::CleanChunk, Ending::Reset, Ending::Stall] {

@@ -112,7 +112,10 @@ pub(super) async fn forward(
         match attempt(client, job, flight).await {
             Attempt::Answer(response) => return response,
             Attempt::Rejected(response) => {
-                if !job.repeatable || !another(shared, job, home, &tried) || !shared.spend_retry() {
+                reached_workers += 1;
+                let spent = reached_workers >= shared.config.max_attempts;
+                let repeatable = job.repeatable && !spent && another(shared, job, home, &tried);
+                if !repeatable || !shared.spend_retry() {
                     return response;
                 }
                 shared.metrics.retries.with_label_values(&["status"]).inc();
