@@ -136,7 +136,7 @@ def test_an_engine_whose_pool_is_sized_by_a_trial(
     """As on CUDA, but for the device: the step is one step, and what serves later is allocated."""
     settings = {"max_prefill_tokens": 256, "device": "cpu", "attention_backend": "torch_native"}
     config = engine_config({"model_path": tiny_model, **settings})
-    estimate = launch.sizes_of(config, launch.open_checkpoint(config.model), launch.Share(), LOGGER)
+    estimate = launch.sizes_of(config, launch.open_checkpoint(config.model), launch.Share())
     trial = Trial.of(256, 8, 16, estimate.pool_tokens, 64)
     fake = FakeDevice().install(monkeypatch)
     plans: list[tuple[int, int, int]] = []
@@ -161,4 +161,3 @@ def test_an_engine_whose_pool_is_sized_by_a_trial(
     assert engine.core_config.num_pages == engine.runner.options.num_pages > trial.num_pages
 
 
-LOGGER = logging.getLogger(__name__)
