@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+BUSY_CYCLES = 2_000_000  # about 1 ms, in which the host launches what is timed
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
@@ -64,6 +66,7 @@ def seconds(work: Callable[[], object], device: torch.device, runs: int = 20) ->
     times = []
     for _ in range(runs):
         flush.zero_()
+        torch.cuda._sleep(BUSY_CYCLES)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         work()

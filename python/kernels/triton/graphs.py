@@ -45,13 +45,14 @@ class Captured(Generic[Output]):
         """Run the work once, so that every kernel is compiled, then capture it.
 
         Args:
-            work: launches kernels on the current stream, and neither waits nor reads their results.
+            work: launches kernels on the current stream, and neither waits nor reads their results;
+                let go once it is captured, because it may hold who holds this.
             pool: of `capture_pool`.
         """
-        self._work = work
         self._graph: torch.cuda.CUDAGraph | None = None
         self._output: Output
         if pool is None:
+            self._work = work
             return
         stream = pool.stream
         stream.wait_stream(torch.cuda.current_stream())

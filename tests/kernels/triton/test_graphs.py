@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -95,6 +96,17 @@ def test_captures_share_memory_and_stream(calls: Calls) -> None:
     assert steps.draw(2)["token_ids"] == 2
     assert len(calls.launched) == count
     assert [graph.num_replays for graph, _, _ in calls.captures] == [0, 0, 1, 1, 0, 0]
+
+
+def test_captured_work_is_let_go(calls: Calls) -> None:
+    """It may hold the program that holds the captures: their memory would wait for a collection."""
+    made = calls.prepare(1)
+    functions = [weakref.ref(made.forward), weakref.ref(made.draw)]
+    works = [made]
+    del made
+    steps = DecodeSteps(1, lambda _: works.pop(), torch.device("cuda"))
+    assert [function() for function in functions] == [None, None]
+    assert steps.forward(1).logits == 1
 
 
 def test_buckets() -> None:
