@@ -49,6 +49,10 @@ def test_interpreted_kernels_agree_with_references_over_the_whole_matrix() -> No
     interpret("slow")
 
 
+def test_steps_call_torch_as_a_cuda_device_allows() -> None:
+    run(["tests.kernels.triton.fake_device"])
+
+
 @pytest.mark.timeout(900)
 def test_kernels_compile_for_one_gpu(tmp_path: Path) -> None:
     cross_compile(["--targets", "90", "--quick"], tmp_path / "report.json")

@@ -31,6 +31,28 @@ SIZES = {
     "head_dim": 128,
     "max_position": 4096,
 }
+# Gemma 2B, Gemma 2 9B and Gemma 3 12B: wide heads, norms of 1 + weight, layers with and without a
+# window, post norms.
+GEMMA_SIZES = {
+    "gemma": {"num_heads": 8, "num_kv_heads": 1, "head_dim": 256},
+    "gemma2": {
+        "num_layers": 2,
+        "num_heads": 16,
+        "head_dim": 256,
+        "sliding_window": 64,
+        "sliding_layers": (True, False),
+        "attention_soft_cap": 50.0,
+        "logit_soft_cap": 30.0,
+    },
+    "gemma3": {
+        "num_layers": 2,
+        "num_heads": 16,
+        "head_dim": 256,
+        "sliding_window": 64,
+        "sliding_layers": (True, False),
+    },
+}
+FAMILIES = ("qwen3", "qwen2-mixed-window", "qwen3-moe", *GEMMA_SIZES)
 PROMPT = 40
 # Greedy; at random; with everything that changes logits.
 SAMPLES = (
@@ -67,7 +89,7 @@ def _rows(query_len: int, computed: int) -> dict[str, Any]:
     }
 
 
-def _plans() -> Iterator[Any]:
+def plans() -> Iterator[Any]:
     count = len(SAMPLES)
     nothing = {
         "logit_top_n": np.zeros(count),
@@ -93,14 +115,20 @@ def _plans() -> Iterator[Any]:
 def _steps(family: str, options: dict[str, Any]) -> None:
     chosen = BackendOptions(attention="triton", max_graph_batch=4, **options)
     backend = TritonBackend(torch.device("cpu"), torch.bfloat16, chosen)
-    config = decoder_config(family, **SIZES)
+    config = decoder_config(family, **{**SIZES, **GEMMA_SIZES.get(family, {})})
     with torch.inference_mode():
         model = model_factory(config.architecture)(config, backend, config.max_position, False)
-    kv = KvSpec(num_layers=1, num_kv_heads=8, head_dim=128, num_pages=32, page_size=16)
+    kv = KvSpec(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        num_pages=32,
+        page_size=16,
+    )
     sizes = ProgramSizes(kv=kv, num_slots=8, max_context_len=config.max_position)
     made = backend.create_program(model.forward, sizes)
     masks = np.full((len(SAMPLES), config.vocab_size // 32), -1, np.int32)
-    for plan in _plans():
+    for plan in plans():
         made.forward(plan)
         made.sample(plan, masks)
 
@@ -116,9 +144,9 @@ def _list_pages() -> None:
 
 
 def launches(traits: DeviceTraits, quick: bool) -> Iterator[Launch]:
-    """Families with norms of queries and keys, windows and biases, experts, caps and post norms."""
+    """Norms of queries and keys, windows and biases, experts; every Gemma."""
     yield Launch("page list", _list_pages)
-    families = ("qwen3",) if quick else ("qwen3", "qwen2-mixed-window", "qwen3-moe", "gemma2")
+    families = ("qwen3",) if quick else FAMILIES
     modes: tuple[dict[str, Any], ...] = ({}, {"deterministic": True})
     if not quick and traits.capability >= 89:
         modes += ({"kv_dtype": "fp8_e4m3"},)
