@@ -21,6 +21,9 @@ from trunkline.kernels.triton.launch import dot, narrow, next_power_of_2
 LOG2_E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1.0e30)
 MERGE_UNROLL = tl.constexpr(8)
+# A bound on a thread's registers that is none: without any, the assembler spills some where one
+# more program then fits on a processor.
+ALL_REGISTERS = 255
 
 
 @triton.jit

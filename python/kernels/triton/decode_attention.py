@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from trunkline.kernels.triton.attention_parts import (
+    ALL_REGISTERS,
     add_keys,
     check_split_size,
     empty_state,
@@ -37,19 +38,20 @@ class DecodeConfig:
     """Tile of keys and pipeline of a program.
 
     Of `num_stages`, half load page numbers and half load keys and values: 5 keep two tiles of keys
-    in flight, 3 keep one.
+    in flight, 3 keep one. `max_registers`: see `ALL_REGISTERS`.
     """
 
     block_keys: int
     num_warps: int
     num_stages: int
+    max_registers: int | None = None
 
 
 CONFIGS = {  # by padded head dim and bytes of an element of queries
     (16, 2): DecodeConfig(block_keys=128, num_warps=4, num_stages=5),
     (32, 2): DecodeConfig(block_keys=128, num_warps=4, num_stages=5),
     (64, 2): DecodeConfig(block_keys=128, num_warps=4, num_stages=5),
-    (128, 2): DecodeConfig(block_keys=64, num_warps=4, num_stages=5),
+    (128, 2): DecodeConfig(block_keys=64, num_warps=4, num_stages=5, max_registers=ALL_REGISTERS),
     (256, 2): DecodeConfig(block_keys=32, num_warps=4, num_stages=5),
     (16, 4): DecodeConfig(block_keys=64, num_warps=4, num_stages=3),
     (32, 4): DecodeConfig(block_keys=64, num_warps=4, num_stages=3),
@@ -208,6 +210,7 @@ def decode_attention(
         **constants,
         num_warps=config.num_warps * (2 if block_rows == MAX_BLOCK_ROWS else 1),
         num_stages=config.num_stages,
+        maxnreg=config.max_registers,
     )
     if partial is not None:
         merge(partial, layer.sinks, None, out, max_splits, layer.value_scale)

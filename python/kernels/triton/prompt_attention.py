@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from trunkline.kernels.triton.attention_parts import (
+    ALL_REGISTERS,
     add_keys,
     check_split_size,
     empty_state,
@@ -25,7 +26,7 @@ from trunkline.kernels.triton.attention_parts import (
     store_partial,
 )
 from trunkline.kernels.triton.kv_pages import tile_keys
-from trunkline.kernels.triton.launch import ceil_div, device_traits
+from trunkline.kernels.triton.launch import FP8, ceil_div, device_traits
 from trunkline.kernels.triton.paged_layer import PagedLayer
 
 
@@ -35,7 +36,8 @@ class PromptConfig:
 
     block_keys: int
     num_warps: int
-    num_stages: int  # 5 keep two tiles of keys in flight, 3 one
+    num_stages: int  # 5 keep two tiles of keys in flight, 3 one, 2 one without its page numbers
+    max_registers: int | None = None  # see `ALL_REGISTERS`
 
 
 CONFIGS = {  # by bytes of an element of queries, padded head dim and rows of a block
@@ -46,8 +48,12 @@ CONFIGS = {  # by bytes of an element of queries, padded head dim and rows of a 
     (2, 32, 64): PromptConfig(block_keys=64, num_warps=4, num_stages=5),
     (2, 32, 128): PromptConfig(block_keys=64, num_warps=8, num_stages=5),
     (2, 64, 16): PromptConfig(block_keys=128, num_warps=4, num_stages=5),
-    (2, 64, 64): PromptConfig(block_keys=64, num_warps=4, num_stages=5),
-    (2, 64, 128): PromptConfig(block_keys=64, num_warps=8, num_stages=5),
+    (2, 64, 64): PromptConfig(
+        block_keys=64, num_warps=4, num_stages=5, max_registers=ALL_REGISTERS
+    ),
+    (2, 64, 128): PromptConfig(
+        block_keys=64, num_warps=8, num_stages=5, max_registers=ALL_REGISTERS
+    ),
     (2, 128, 16): PromptConfig(block_keys=64, num_warps=4, num_stages=5),
     (2, 128, 64): PromptConfig(block_keys=64, num_warps=4, num_stages=5),
     (2, 128, 128): PromptConfig(block_keys=64, num_warps=8, num_stages=5),
@@ -57,8 +63,10 @@ CONFIGS = {  # by bytes of an element of queries, padded head dim and rows of a 
     (4, 32, 16): PromptConfig(block_keys=32, num_warps=4, num_stages=3),
     (4, 64, 16): PromptConfig(block_keys=32, num_warps=4, num_stages=3),
     (4, 128, 16): PromptConfig(block_keys=32, num_warps=4, num_stages=3),
-    (4, 256, 16): PromptConfig(block_keys=16, num_warps=4, num_stages=3),
+    (4, 256, 16): PromptConfig(block_keys=16, num_warps=4, num_stages=2),
 }
+# Over a pool of fp8: its tiles go through registers, where they are converted.
+FP8_CONFIGS = {**CONFIGS, (2, 256, 64): PromptConfig(block_keys=32, num_warps=8, num_stages=5)}
 
 
 def choose_block_rows(rows: int, block_dim: int, element_bytes: int) -> int:
@@ -72,7 +80,8 @@ def choose_block_rows(rows: int, block_dim: int, element_bytes: int) -> int:
 def fitting_stages(config: PromptConfig, block_rows: int, row_bytes: int, shared: int) -> int:
     """Stages whose tiles of keys and values fit into shared memory beside the queries."""
     tiles = 2 * (config.num_stages // 2) * config.block_keys
-    return config.num_stages if (block_rows + tiles) * row_bytes <= shared * 0.95 else 3
+    fits = (block_rows + tiles) * row_bytes <= shared * 0.95
+    return config.num_stages if fits else min(config.num_stages, 3)
 
 
 @triton.jit
@@ -272,7 +281,8 @@ def prompt_attention(
     constants = layer.constants(query)
     group, block_dim, size = constants["GROUP"], constants["BLOCK_D"], query.element_size()
     block_rows = choose_block_rows(max_query_len * group, block_dim, size)
-    config = CONFIGS[size, block_dim, block_rows]
+    configs = FP8_CONFIGS if layer.keys.dtype == FP8 else CONFIGS
+    config = configs[size, block_dim, block_rows]
     partial = None
     if max_splits > 1:
         partial = partial_results(workspace, num_tokens, num_heads, head_dim, max_splits)
@@ -303,6 +313,7 @@ def prompt_attention(
         **constants,
         num_warps=config.num_warps,
         num_stages=fitting_stages(config, block_rows, block_dim * size, traits.shared_memory),
+        maxnreg=config.max_registers,
     )
     if partial is not None:
         merge(partial, layer.sinks, query_start[-1:], out, max_splits, layer.value_scale)

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from trunkline.kernels.triton.attention_parts import (
+    ALL_REGISTERS,
     add_keys,
     empty_state,
     merge,
@@ -44,12 +45,15 @@ class UnifiedConfig:
     block_keys: int
     num_warps: int
     num_stages: int  # 5 keep two tiles of keys in flight, 3 one
+    max_registers: int | None = None  # see `ALL_REGISTERS`
 
 
 CONFIGS = {  # by bytes of an element of queries and padded head dim
     (2, 16): UnifiedConfig(block_rows=64, block_keys=64, num_warps=4, num_stages=5),
     (2, 32): UnifiedConfig(block_rows=64, block_keys=64, num_warps=4, num_stages=5),
-    (2, 64): UnifiedConfig(block_rows=64, block_keys=64, num_warps=4, num_stages=5),
+    (2, 64): UnifiedConfig(
+        block_rows=64, block_keys=64, num_warps=4, num_stages=5, max_registers=ALL_REGISTERS
+    ),
     (2, 128): UnifiedConfig(block_rows=64, block_keys=64, num_warps=8, num_stages=5),
     (2, 256): UnifiedConfig(block_rows=32, block_keys=32, num_warps=8, num_stages=5),
     (4, 16): UnifiedConfig(block_rows=16, block_keys=32, num_warps=4, num_stages=3),
@@ -234,6 +238,7 @@ def unified_attention(
         **constants,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        maxnreg=config.max_registers,
     )
     if is_split:
         merge(partial, layer.sinks, query_start[-1:], out, num_splits, layer.value_scale)
