@@ -32,6 +32,7 @@ from trunkline.kernels.triton.staging import Fence
 WORKSPACE_BYTES = 256 << 20
 LEAST_CAPABILITY = 80
 HEAD_DIMS = (64, 128, 256)
+DEFAULT_CUDA_HOME = "/usr/local/cuda"
 TENSOR_CORE_GROUP = 4  # query heads per key head from which decode runs as prefill does
 
 
@@ -46,16 +47,23 @@ def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"it computes bfloat16 and float16, but dtype is {dtype}"
     if find_spec("flashinfer") is None:
         return "it is not installed; install trunkline[cuda]"
-    if find_spec("flashinfer_jit_cache") is None and not _has_nvcc():
-        return "it compiles its kernels, but there is no nvcc on the PATH or in $CUDA_HOME/bin"
+    if find_spec("flashinfer_jit_cache") is None and (tool := _missing_tool()) is not None:
+        return f"it compiles its kernels, but there is no {tool}"
     return None
 
 
-def _has_nvcc() -> bool:
-    home = os.environ.get("CUDA_HOME")
-    return shutil.which("nvcc") is not None or (
-        home is not None and Path(home, "bin/nvcc").exists()
-    )
+def _missing_tool() -> str | None:
+    """What FlashInfer runs to compile a kernel, and does not find; None: nothing."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if home is not None:
+        if not Path(home, "bin/nvcc").exists():
+            return f"nvcc in {home}/bin, where $CUDA_HOME points to"
+    elif shutil.which("nvcc") is None and not Path(DEFAULT_CUDA_HOME, "bin/nvcc").exists():
+        return f"nvcc on the PATH, in $CUDA_HOME/bin or in {DEFAULT_CUDA_HOME}/bin"
+    for tool in ("ninja", os.environ.get("CXX", "c++")):
+        if shutil.which(tool) is None:
+            return f"{tool} on the PATH"
+    return None
 
 
 class Kind(NamedTuple):

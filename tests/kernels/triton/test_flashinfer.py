@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -94,6 +95,49 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flashinfer, "why_not", lambda *_: None)
     monkeypatch.setattr(flashinfer, "HEAD_DIMS", (8, 16))
     monkeypatch.setattr(flashinfer, "WORKSPACE_BYTES", 16)
+
+
+@pytest.mark.parametrize(
+    ("found", "home", "reason"),
+    [
+        ({"nvcc", "ninja", "c++"}, None, None),
+        ({"ninja", "c++"}, "with nvcc", None),
+        ({"nvcc", "c++"}, None, "it compiles its kernels, but there is no ninja on the PATH"),
+        ({"nvcc", "ninja"}, None, "it compiles its kernels, but there is no c++ on the PATH"),
+        (
+            {"ninja", "c++"},
+            None,
+            "it compiles its kernels, but there is no nvcc on the PATH, in $CUDA_HOME/bin or in "
+            "/nowhere/bin",
+        ),
+        (
+            {"nvcc", "ninja", "c++"},
+            "without",
+            "it compiles its kernels, but there is no nvcc in {home}/bin, where $CUDA_HOME points "
+            "to",
+        ),
+    ],
+)
+def test_flashinfer_needs_what_compiles_its_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    found: set[str],
+    home: str | None,
+    reason: str | None,
+) -> None:
+    for name in ("CUDA_HOME", "CUDA_PATH", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    if home is not None:
+        monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    if home == "with nvcc":
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin/nvcc").touch()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(flashinfer, "DEFAULT_CUDA_HOME", "/nowhere")
+    monkeypatch.setattr(flashinfer, "find_spec", lambda name: name == "flashinfer" or None)
+    monkeypatch.setattr(flashinfer.shutil, "which", lambda tool: tool if tool in found else None)
+    expected = None if reason is None else reason.format(home=tmp_path)
+    assert flashinfer.why_not(torch.device("cuda"), torch.bfloat16) == expected
 
 
 @pytest.mark.usefixtures("stand_in")
