@@ -86,7 +86,7 @@ class Kind(NamedTuple):
 
 @dataclass(slots=True)
 class PagedRows:
-    """Rows as FlashInfer wants them: `page_starts` and `last_page_lens` on the host."""
+    """Rows as FlashInfer wants them: lengths on the host, pinned, and pages on the device."""
 
     page_starts: torch.Tensor  # [rows + 1] int32, CPU
     last_page_lens: torch.Tensor  # [rows] int32, CPU
@@ -291,16 +291,20 @@ def paged_rows(
     counts = -(-kv_lens // page_size)
     page_starts = _starts(counts)
     pages = torch.empty(int(page_starts[-1]), dtype=torch.int32, device=slots.device)
-    starts = torch.from_numpy(page_starts)
-    if slots.device.type == "cuda":
-        starts = starts.pin_memory()
+    starts = _host(page_starts, slots.device)
     list_pages(batch.page_tables, slots, starts.to(slots.device, non_blocking=True), pages)
     return PagedRows(
-        page_starts=torch.from_numpy(page_starts),
-        last_page_lens=torch.from_numpy((kv_lens - (counts - 1) * page_size).astype(np.int32)),
-        query_starts=torch.from_numpy(_starts(query_lens)),
+        page_starts=starts,
+        last_page_lens=_host(kv_lens - (counts - 1) * page_size, slots.device),
+        query_starts=_host(_starts(query_lens), slots.device),
         pages=pages,
     )
+
+
+def _host(array: IntArray, device: torch.device) -> torch.Tensor:
+    """The array where copies to the device need not wait for what it is at work on."""
+    tensor = torch.from_numpy(array.astype(np.int32))
+    return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 def _integers(count: int, device: torch.device) -> torch.Tensor:
