@@ -61,9 +61,9 @@ CONFIGS = {  # by bytes of an element of queries, padded head dim and rows of a 
     (2, 256, 64): PromptConfig(block_keys=64, num_warps=8, num_stages=3),
     (4, 16, 16): PromptConfig(block_keys=32, num_warps=4, num_stages=3),
     (4, 32, 16): PromptConfig(block_keys=32, num_warps=4, num_stages=3),
-    (4, 64, 16): PromptConfig(
-        block_keys=32, num_warps=4, num_stages=3, max_registers=ALL_REGISTERS
-    ),
+    # With 4 warps the assembler spills some registers for capability 10.0, whatever bound or stages
+    # it is given.
+    (4, 64, 16): PromptConfig(block_keys=32, num_warps=8, num_stages=3),
     (4, 128, 16): PromptConfig(block_keys=32, num_warps=4, num_stages=3),
     (4, 256, 16): PromptConfig(block_keys=16, num_warps=4, num_stages=2),
 }
