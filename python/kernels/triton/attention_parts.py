@@ -19,11 +19,11 @@ from trunkline.kernels.triton.kv_pages import key_offsets, load_tile
 from trunkline.kernels.triton.launch import dot, narrow, next_power_of_2
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+# Below every score; the difference of two of them is 0, that of two -inf would be NaN.
 LOWEST = tl.constexpr(-1.0e30)
+# Splits that the merge takes at once: their loads do not wait for each other, nor for the sums of
+# those before.
 MERGE_UNROLL = tl.constexpr(8)
-# A bound on a thread's registers that is none: without any, the assembler spills some where one
-# more program then fits on a processor.
-ALL_REGISTERS = 255
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trunkline.kernels.triton.launch import next_power_of_2
+from trunkline.kernels.triton.launch import ALL_REGISTERS, next_power_of_2
 from trunkline.kernels.triton.levels import (
     CUT,
     LISTED,
@@ -72,6 +72,7 @@ def _launch_cut(state: DrawState, brackets: Brackets) -> None:
         CHUNK=min(CHUNK, next_power_of_2(vocabulary)),
         ADJUSTS=rows.adjusted is not None,
         num_warps=CUT_WARPS,
+        maxnreg=ALL_REGISTERS,
         enable_fp_fusion=False,
     )
 

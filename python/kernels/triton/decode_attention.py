@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 
 from trunkline.kernels.triton.attention_parts import (
-    ALL_REGISTERS,
     add_keys,
     check_split_size,
     empty_state,
@@ -24,7 +23,7 @@ from trunkline.kernels.triton.attention_parts import (
     store_output,
     store_partial,
 )
-from trunkline.kernels.triton.launch import ceil_div, device_traits, next_power_of_2
+from trunkline.kernels.triton.launch import ALL_REGISTERS, ceil_div, device_traits, next_power_of_2
 from trunkline.kernels.triton.paged_layer import PagedLayer
 
 MAX_BLOCK_ROWS = 64
@@ -38,7 +37,8 @@ class DecodeConfig:
     """Tile of keys and pipeline of a program.
 
     Of `num_stages`, half load page numbers and half load keys and values: 5 keep two tiles of keys
-    in flight, 3 keep one. `max_registers`: see `ALL_REGISTERS`.
+    in flight, 3 keep one. `max_registers`: of a thread, None if the compiler chooses; see
+    `ALL_REGISTERS`.
     """
 
     block_keys: int

@@ -133,3 +133,8 @@ def _on_fp8_grid(x):
     # Adding and subtracting 1.5 * 2^14 leaves multiples of 2^-9, rounded to nearest even.
     subnormal = (x + 24576.0) - 24576.0
     return tl.where(tl.abs(x) < 0.015625, subnormal, normal)
+
+
+# A bound on a thread's registers that is none: without any, the assembler spills some where one
+# more program then fits on a processor.
+ALL_REGISTERS = 255

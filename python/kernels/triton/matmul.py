@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from trunkline.kernels.triton.launch import FP8, ceil_div, check_fp8, dot, narrow
+from trunkline.kernels.triton.launch import ALL_REGISTERS, FP8, ceil_div, check_fp8, dot, narrow
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,7 @@ def fixed_matmul(
         x_scales: [M] float32, exactly when `x` is fp8.
         weight_scales: [N] float32, exactly when `x` is fp8.
     """
-    rows, width = x.shape
-    columns = weight.shape[0]
+    (rows, width), columns = x.shape, weight.shape[0]
     _check(x, weight, out, (x_scales, weight_scales))
     if residual is not None and (residual.shape != out.shape or residual.stride(1) != 1):
         raise ValueError(f"residual is {tuple(residual.shape)}, out is {tuple(out.shape)}")
@@ -89,6 +88,7 @@ def fixed_matmul(
         GROUP_M=GROUP_M,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        maxnreg=ALL_REGISTERS,
     )
 
 

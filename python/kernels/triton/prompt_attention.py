@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 
 from trunkline.kernels.triton.attention_parts import (
-    ALL_REGISTERS,
     add_keys,
     check_split_size,
     empty_state,
@@ -26,7 +25,7 @@ from trunkline.kernels.triton.attention_parts import (
     store_partial,
 )
 from trunkline.kernels.triton.kv_pages import tile_keys
-from trunkline.kernels.triton.launch import FP8, ceil_div, device_traits
+from trunkline.kernels.triton.launch import ALL_REGISTERS, FP8, ceil_div, device_traits
 from trunkline.kernels.triton.paged_layer import PagedLayer
 
 
@@ -67,7 +66,8 @@ CONFIGS = {  # by bytes of an element of queries, padded head dim and rows of a 
     (4, 128, 16): PromptConfig(block_keys=32, num_warps=4, num_stages=3),
     (4, 256, 16): PromptConfig(block_keys=16, num_warps=4, num_stages=2),
 }
-# Over a pool of fp8: its tiles go through registers, where they are converted.
+# Over a pool of fp8 tiles go through registers, where they are converted: half as many keys leave
+# room for them beside a wide output.
 FP8_CONFIGS = {**CONFIGS, (2, 256, 64): PromptConfig(block_keys=32, num_warps=8, num_stages=5)}
 
 

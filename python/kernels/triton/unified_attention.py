@@ -18,7 +18,6 @@ import triton
 import triton.language as tl
 
 from trunkline.kernels.triton.attention_parts import (
-    ALL_REGISTERS,
     add_keys,
     empty_state,
     merge,
@@ -29,10 +28,11 @@ from trunkline.kernels.triton.attention_parts import (
     workspace_elements,
 )
 from trunkline.kernels.triton.kv_pages import tile_keys
-from trunkline.kernels.triton.launch import ceil_div, device_traits
+from trunkline.kernels.triton.launch import ALL_REGISTERS, ceil_div, device_traits
 from trunkline.kernels.triton.paged_layer import PagedLayer
 from trunkline.kernels.triton.prompt_attention import find_block
 
+# Keys of a split: with another number a token's sums are rounded elsewhere.
 SPLIT_SIZE = 512
 PROGRAMS_PER_PROCESSOR = 2
 
