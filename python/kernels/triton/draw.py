@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from trunkline.kernels.triton.cuts import find_cuts
-from trunkline.kernels.triton.launch import next_power_of_2
+from trunkline.kernels.triton.launch import ALL_REGISTERS, next_power_of_2
 from trunkline.kernels.triton.levels import CUT, DRAW, NOTHING, limits_of
 from trunkline.kernels.triton.noise import (
     LARGEST_NOISE,
@@ -176,8 +176,7 @@ def _launch_prepare(draws: Draws, state: DrawState) -> None:
 
 def _launch_draw(draws: Draws, state: DrawState) -> None:
     rows, samples, num_samples = state.rows, state.samples, state.num_samples
-    logits = rows.logits
-    vocabulary = logits.shape[1]
+    logits, vocabulary = rows.logits, rows.logits.shape[1]
     tiles = num_tiles(vocabulary)
     tile_scores = logits.new_empty((num_samples, tiles))
     tile_ids = _integers(logits, num_samples, tiles)
@@ -206,6 +205,7 @@ def _launch_draw(draws: Draws, state: DrawState) -> None:
         GROUP=GROUP,
         ADJUSTS=rows.adjusted is not None,
         num_warps=NUM_WARPS,
+        maxnreg=ALL_REGISTERS,
         enable_fp_fusion=False,
     )
     _pick_kernel[(num_samples,)](
