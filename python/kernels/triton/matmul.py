@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from trunkline.kernels.triton.launch import ALL_REGISTERS, FP8, ceil_div, check_fp8, dot, narrow
+from trunkline.kernels.triton.launch import FP8, ceil_div, check_fp8, dot, narrow
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ GROUP_M = 8  # tiles of rows that run next to each other, so that weights are re
 # bound by the weights' bytes; narrow tiles let a small N fill the device.
 CONFIGS = {
     1: MatmulConfig(block_m=64, block_n=64, block_k=128, num_warps=4, num_stages=4),
-    2: MatmulConfig(block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=5),
+    2: MatmulConfig(block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=4),
     4: MatmulConfig(block_m=32, block_n=32, block_k=32, num_warps=4, num_stages=3),
 }
 
@@ -59,7 +59,8 @@ def fixed_matmul(
         x_scales: [M] float32, exactly when `x` is fp8.
         weight_scales: [N] float32, exactly when `x` is fp8.
     """
-    (rows, width), columns = x.shape, weight.shape[0]
+    rows, width = x.shape
+    columns = weight.shape[0]
     _check(x, weight, out, (x_scales, weight_scales))
     if residual is not None and (residual.shape != out.shape or residual.stride(1) != 1):
         raise ValueError(f"residual is {tuple(residual.shape)}, out is {tuple(out.shape)}")
@@ -88,7 +89,6 @@ def fixed_matmul(
         GROUP_M=GROUP_M,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        maxnreg=ALL_REGISTERS if x.element_size() == 2 else None,  # shared memory holds two tiles
     )
 
 
