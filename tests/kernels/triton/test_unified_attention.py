@@ -176,12 +176,22 @@ def test_bits_depend_on_the_token_alone(guards: Guards, options: Options) -> Non
     check_bits(guards, Heads(3, 1, 32), options, 530, torch.bfloat16, torch.bfloat16)
 
 
+# Heads in turn: each dtype of queries and pool with each of the options once.
+BITS = [
+    ([Heads(4, 1, 64), Heads(2, 2, 80)][index % 2], *combination)
+    for index, combination in enumerate(
+        itertools.product(
+            (torch.bfloat16, torch.float16, torch.float32),
+            (False, True),
+            (PLAIN, ALL, Options(window=513)),
+        )
+    )
+]
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("_ordered_products")
-@pytest.mark.parametrize("heads", [Heads(4, 1, 64), Heads(2, 2, 80)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("fp8", [False, True])
-@pytest.mark.parametrize("options", [PLAIN, ALL, Options(window=513)], ids=["plain", "all", "513"])
+@pytest.mark.parametrize(("heads", "dtype", "fp8", "options"), BITS)
 def test_bits_in_the_matrix(
     guards: Guards, heads: Heads, dtype: torch.dtype, fp8: bool, options: Options
 ) -> None:
