@@ -62,7 +62,7 @@ def check(
             assert bool((out[row] == 0).all())
             continue
         expected = attend(query[row : row + 1], length - 1, rows, row)
-        assert_close(out[row : row + 1], expected, rows.layer.value_scale)
+        assert_close(out[row : row + 1], expected, rows.values[row])
 
 
 @pytest.mark.parametrize("max_splits", [1, 3])

@@ -85,7 +85,7 @@ def check(
     results = run(guards, rows, queries, kv_lens, splits=splits)
     for row, (kv_len, count) in enumerate(lengths):
         expected = attend(queries[row], kv_len - count, rows, row)
-        assert_close(results[row], expected, rows.layer.value_scale)
+        assert_close(results[row], expected, rows.values[row])
 
 
 @pytest.mark.parametrize("options", [PLAIN, ALL], ids=["plain", "all"])
