@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -159,5 +158,3 @@ def test_an_engine_whose_pool_is_sized_by_a_trial(
     assert trial.width == 32
     assert not engine.runner.options.is_trial
     assert engine.core_config.num_pages == engine.runner.options.num_pages > trial.num_pages
-
-
