@@ -120,7 +120,7 @@ class SchedulerOptions:
         200.0, "step time that the default token budget aims at", minimum=1
     )
     target_mixed_step_ms: float = setting(
-        24.0,
+        26.0,
         "the same for steps in which other requests get their next token, followed while serving: "
         "how long a prompt may hold them up; higher: first tokens come sooner",
         minimum=1,
