@@ -21,7 +21,7 @@ PORTION_BYTES: Final = 4 << 20
 BYTES_AHEAD: Final = 256 << 20
 # So long after a step there are none to be held up.
 IDLE_S: Final = 0.3
-LOOK_S: Final = 0.02
+LOOK_S: Final = 0.1
 
 
 def take_ahead(population: Population | None, logger: logging.Logger) -> threading.Thread | None:
@@ -42,13 +42,14 @@ def take_ahead(population: Population | None, logger: logging.Logger) -> threadi
 def _take(population: Population, logger: logging.Logger) -> None:
     try:
         while threading.main_thread().is_alive():
+            if population.bytes_ahead >= BYTES_AHEAD and population.idle_s < IDLE_S:
+                time.sleep(LOOK_S)
+                continue
             free = resources.free_host_bytes()
             if free < resources.HOST_RESERVE_BYTES:
                 reason = f"only {free / resources.GIB:.2f} GiB are free"
                 break
-            if population.bytes_ahead >= BYTES_AHEAD and population.idle_s < IDLE_S:
-                time.sleep(LOOK_S)
-            elif not population.advance(PORTION_BYTES):
+            if not population.advance(PORTION_BYTES):
                 return
         else:
             return

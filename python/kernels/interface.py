@@ -218,7 +218,7 @@ class Population(Protocol):
 
     @property
     def idle_s(self) -> float:
-        """Seconds since a step began or ended; infinite before the first."""
+        """Seconds since the last step, 0 while one runs; infinite before the first."""
 
     def advance(self, num_bytes: int) -> bool:
         """Take about so many bytes more before they are written.

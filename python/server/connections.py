@@ -26,7 +26,7 @@ from starlette.types import ASGIApp
 
 from trunkline.server import logs
 from trunkline.server.config import HttpOptions
-from trunkline.server.middleware import LINGER_S
+from trunkline.server.early_answers import LINGER_S, EarlyAnswers
 
 BACKLOG: Final = 2048
 _HEADER_BYTES: Final = 64 << 10
@@ -96,14 +96,15 @@ class Connection(TCPServer):
     """
 
     _has_ended = False
-    _lingers = False
+    _cut: asyncio.TimerHandle | None = None  # ends the time that is left to a refused client
 
     async def protocol_send(self, event: Event) -> None:
         """As Hypercorn's, but an ended connection stays so, and one in mid-body does not close."""
         if isinstance(event, Closed) and self._is_in_mid_message():
-            self._lingers = True
-            with contextlib.suppress(NotImplementedError, OSError, RuntimeError):
-                self.writer.write_eof()  # TLS has none
+            if self._cut is None:
+                self._cut = self.loop.call_later(LINGER_S, self.writer.close)
+                with contextlib.suppress(NotImplementedError, OSError, RuntimeError):
+                    self.writer.write_eof()  # TLS has none
         elif not (self._has_ended and isinstance(event, Updated)):
             await super().protocol_send(event)
 
@@ -112,10 +113,10 @@ class Connection(TCPServer):
             while not self.reader.at_eof():
                 limit_s = self.config.keep_alive_timeout if self._owes_data() else None
                 data = await asyncio.wait_for(self.reader.read(MAX_RECV), limit_s)
-                if not self._lingers:
+                if self._cut is None:
                     await self._handle(data)
-                if self._lingers:
-                    await asyncio.wait_for(self._read_away(), LINGER_S)
+        if self._cut is not None:
+            self._cut.cancel()
         await self.protocol.handle(Closed())
         self._has_ended = True
         await self.idle_task.stop()
@@ -130,19 +131,17 @@ class Connection(TCPServer):
         except KeyError as error:
             if isinstance(self.protocol.protocol, H11Protocol):
                 raise
-            # Of a stream that Hypercorn has forgotten: `middleware` has waited before it let it.
-            raise ConnectionAbortedError("still sending after an early answer") from error
-
-    async def _read_away(self) -> None:
-        while await self.reader.read(MAX_RECV):
-            pass
+            # Of a stream that Hypercorn has forgotten, as it was to: `early_answers` has waited.
+            logs.SERVER.warning("a client still sends %.0f s after its answer: cut off", LINGER_S)
+            raise ConnectionAbortedError from error
 
     def _is_in_mid_message(self) -> bool:
-        """Whether the client goes on sending what nobody reads."""
+        """Whether the client, which has its answer, goes on sending what nobody reads."""
         protocol = self.protocol.protocol
         return (
             isinstance(protocol, H11Protocol)
             and protocol.connection.their_state in (h11.SEND_BODY, h11.ERROR)
+            and protocol.connection.our_state is not h11.SEND_BODY
             and not self.reader.at_eof()
         )
 
@@ -164,7 +163,7 @@ async def listen(
     """Serve HTTP on a bound socket, which is taken over, until `stop` is set."""
     loop = asyncio.get_running_loop()
     config, context = _config(options), WorkerContext(None)
-    wrapped = ASGIWrapper(cast(Any, app))
+    wrapped = ASGIWrapper(cast(Any, EarlyAnswers(app)))
     connections: set[asyncio.Task[None]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -5,7 +5,6 @@ Plain ASGI, so that streams pass through untouched. Knows nothing of the endpoin
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -14,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trunkline.server import logs
+from trunkline.server.early_answers import Body
 from trunkline.server.http import error_response
 from trunkline.server.keys import Keys
 from trunkline.server.load import HEADER as LOAD_HEADER
@@ -25,26 +25,8 @@ OWN_REQUEST: Final = "trunkline.own_request"  # in the scope of what the server 
 _ACCESS: Final = "trunkline.access"
 _IS_CLIENT: Final = "trunkline.is_client"
 _MAX_ID_BYTES: Final = 128
-LINGER_S: Final = 30.0  # a client that is still sending has this long to see its answer
 _METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"))
 _OTHER: Final = "other"
-
-
-class _Body:
-    """Follows how far a request's body was read, and can read the rest away."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self.is_complete = False
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        self.is_complete = message["type"] != "http.request" or not message.get("more_body", False)
-        return message
-
-    async def discard(self) -> None:
-        while not self.is_complete:
-            await self.receive()
 
 
 class Edge:
@@ -76,7 +58,7 @@ class Edge:
         route, takes_method = find(self._routes, scope)
         scope[_ACCESS] = route.access if route is not None and takes_method else "client"
         metrics, label = self._metrics, _OTHER if route is None else route.path
-        exchange = _Exchange(scope, send, _Body(receive), metrics, label, self._load)
+        exchange = _Exchange(scope, send, Body(receive), metrics, label, self._load)
         self._metrics.http_active += 1
         try:
             await self._app(scope, exchange.body.receive, exchange.send)
@@ -88,7 +70,6 @@ class Edge:
             await response(scope, exchange.body.receive, exchange.send)
         finally:
             self._metrics.http_active -= 1
-            exchange.close()
 
 
 class _Exchange:
@@ -98,7 +79,7 @@ class _Exchange:
         self,
         scope: Scope,
         send: Send,
-        body: _Body,
+        body: Body,
         metrics: Metrics,
         endpoint: str,
         load: Callable[[], bytes] | None,
@@ -109,7 +90,6 @@ class _Exchange:
         self._endpoint = endpoint
         self._method = scope["method"] if scope["method"] in _METHODS else _OTHER
         self._load = load
-        self._drain: asyncio.Task[None] | None = None
         self.body = body
         self.started = False
         metrics.count("http_requests_total", 1, endpoint, self._method)
@@ -117,13 +97,6 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._start(message)
-        elif not message.get("more_body", False) and not self.body.is_complete:
-            # Hypercorn waits in `send` for room in the queue of body parts that nobody reads.
-            self._drain = asyncio.create_task(self.body.discard())
-            if self._scope["http_version"] == "2":
-                # It forgets a stream with its answer, and what comes of its body then ends the
-                # connection, with every other request on it.
-                await asyncio.wait((self._drain,), timeout=LINGER_S)
         await self._send(message)
 
     def _start(self, message: Message) -> None:
@@ -146,10 +119,6 @@ class _Exchange:
             str(message["status"]),
             self._method,
         )
-
-    def close(self) -> None:
-        if self._drain is not None:
-            self._drain.cancel()
 
 
 def _request_id(scope: Scope) -> bytes:

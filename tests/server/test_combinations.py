@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -116,7 +117,12 @@ def test_ranks_without_caches_are_not_chosen_by_them():
 def test_the_log_names_them(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     monkeypatch.setattr("trunkline.server.logs.configure", lambda *_: None)
     words = ["--log-requests-level", "1", "--model-path", "/nowhere", "--port", "0"]
-    assert main(words) == 1
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        assert main(words) == 1
+    finally:
+        for one, handler in handlers.items():
+            signal.signal(one, handler)
     assert LEVEL in caplog.messages
 
 

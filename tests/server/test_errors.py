@@ -9,13 +9,16 @@ from typing import Any
 
 import httpx
 import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import DataReceived
 from tests.server.fake_engine import FakeEngine
 from tests.server.live import Live
 from tests.server.sse import events
 
 from trunkline.engine.messages import Refused
 from trunkline.engine.validation import RequestError
-from trunkline.server import connections, middleware
+from trunkline.server import connections, early_answers
 from trunkline.server.http import decode_json
 
 GENERATE, CHAT, COMPLETION = "/generate", "/v1/chat/completions", "/v1/completions"
@@ -251,10 +254,23 @@ def test_a_client_that_sends_a_huge_body_sees_its_answer(live: Live, path: str, 
     assert answer.endswith(b"}")
 
 
+def test_an_http_2_client_sees_its_answer_while_it_sends(live: Live):
+    client = H2Connection(H2Configuration(client_side=True))
+    client.initiate_connection()
+    head = {":method": "POST", ":path": "/nope", ":scheme": "http", ":authority": "x"}
+    client.send_headers(1, list(head.items()))
+    answer = b""
+    with socket.create_connection(("127.0.0.1", live.port), timeout=5) as connection:
+        while b"there is no /nope" not in answer:
+            connection.sendall(client.data_to_send())
+            for event in client.receive_data(connection.recv(1 << 16)):
+                answer += event.data if isinstance(event, DataReceived) else b""
+
+
 def test_an_http_2_client_that_never_stops_sending_is_cut_off(
     live: Live, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(middleware, "LINGER_S", 0.3)
+    monkeypatch.setattr(early_answers, "LINGER_S", 0.3)
     with httpx.Client(base_url=live.url, http1=False, http2=True, timeout=20) as client:
         with pytest.raises(httpx.TransportError):
             client.post("/nope", content=repeat(b"x" * 65536))

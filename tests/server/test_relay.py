@@ -171,3 +171,19 @@ def test_bodies_of_http_2_need_no_length(tmp_path: Path, method: str, parts: lis
         assert answer.text == f"{method} /v1/files?\n{sum(map(len, parts))}"
 
     talk(tmp_path, conversation)
+
+
+def test_an_early_answer_leaves_an_http_2_connection_whole(tmp_path: Path) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(64):
+            yield bytes(1 << 16)
+
+    async def conversation(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, port = writer.get_extra_info("peername")
+        url = f"http://{host}:{port}/v1/files"
+        async with httpx.AsyncClient(http1=False, http2=True) as client:
+            refused = await client.post(f"{url}/refuse", content=body())
+            assert (refused.status_code, refused.text) == (413, "too large")
+            assert (await client.get(url)).status_code == 200
+
+    talk(tmp_path, conversation)

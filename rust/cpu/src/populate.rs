@@ -6,7 +6,7 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,8 @@ use crate::memory::{HUGE_PAGE_BYTES, Mapping, Region};
 pub(crate) struct PoolUsage {
     /// All pages that were written lie below this one.
     pages: AtomicUsize,
-    last_step: Mutex<Option<Instant>>,
+    is_running: AtomicBool,
+    last_end: Mutex<Option<Instant>>,
 }
 
 impl PoolUsage {
@@ -25,12 +26,13 @@ impl PoolUsage {
     pub(crate) fn begin(&self, pages: &[u32]) {
         let end = pages.iter().max().map_or(0, |&page| page as usize + 1);
         self.pages.fetch_max(end, Ordering::Relaxed);
-        self.end();
+        self.is_running.store(true, Ordering::Relaxed);
     }
 
     /// A step ends.
     pub(crate) fn end(&self) {
-        *self.last_step.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        *self.last_end.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        self.is_running.store(false, Ordering::Relaxed);
     }
 }
 
@@ -81,10 +83,13 @@ impl Population {
         taken.saturating_sub(self.usage.pages.load(Ordering::Relaxed) * self.page_bytes)
     }
 
-    /// Time since a step began or ended; `None` before the first.
+    /// Time since the last step, 0 while one runs; `None` before the first.
     pub fn idle_time(&self) -> Option<Duration> {
-        let last_step = self.usage.last_step.lock().unwrap_or_else(PoisonError::into_inner);
-        last_step.map(|at| at.elapsed())
+        if self.usage.is_running.load(Ordering::Relaxed) {
+            return Some(Duration::ZERO);
+        }
+        let last_end = self.usage.last_end.lock().unwrap_or_else(PoisonError::into_inner);
+        last_end.map(|at| at.elapsed())
     }
 
     /// Bytes of the pool.
@@ -230,7 +235,9 @@ mod tests {
         population.usage.begin(&[3, pages as u32 - 1, 7]);
         population.usage.begin(&[2]);
         assert_eq!(population.bytes_ahead(), 4 * HUGE_PAGE_BYTES, "a huge page in each layer");
-        assert!(population.idle_time().unwrap() < Duration::from_secs(5));
+        assert_eq!(population.idle_time(), Some(Duration::ZERO), "the step has not ended");
+        population.usage.end();
+        assert_ne!(population.idle_time(), Some(Duration::ZERO));
         population.usage.begin(&[8 * pages as u32 - 1]);
         assert_eq!(population.bytes_ahead(), 0);
         while population.advance(1).unwrap() {}
