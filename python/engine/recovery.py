@@ -7,8 +7,8 @@ So a request that kills engines cannot take others with it, and none is failed f
 
 What the engine had not begun to run has hardly killed it, and a long queue is not tried one by one:
 such deaths are counted apart, and `MAX_IDLE_DEATHS` of them make a suspect. They are not counted
-apart where nothing had been begun, by any client: then one of those that waited may well have done
-it.
+apart where nothing had been begun in that life of the engine, by any client: then one of those that
+waited may well have done it.
 """
 
 from __future__ import annotations
