@@ -30,7 +30,7 @@ _OTHER: Final = "other"
 
 
 class Edge:
-    """Outermost layer: every response passes it, that of an unforeseen exception too."""
+    """The application's own outermost layer: every response passes, that of a failure too."""
 
     def __init__(
         self,

@@ -112,10 +112,18 @@ def plans() -> Iterator[Any]:
     yield build_plan(3, {**_rows(1, PROMPT + 1), **nothing, **plain})
 
 
-def _steps(family: str, options: dict[str, Any]) -> None:
+def run_steps(device: torch.device, family: str, options: dict[str, Any], **changes: Any) -> None:
+    """A prompt, and decode steps with and without everything that a sample can want.
+
+    Args:
+        device: where tensors are made.
+        family: of `tiny.decoder_config`.
+        options: of `BackendOptions`.
+        changes: of the model's sizes.
+    """
     chosen = BackendOptions(attention="triton", max_graph_batch=4, **options)
-    backend = TritonBackend(torch.device("cpu"), torch.bfloat16, chosen)
-    config = decoder_config(family, **{**SIZES, **GEMMA_SIZES.get(family, {})})
+    backend = TritonBackend(device, torch.bfloat16, chosen)
+    config = decoder_config(family, **{**SIZES, **GEMMA_SIZES.get(family, {}), **changes})
     with torch.inference_mode():
         model = model_factory(config.architecture)(config, backend, config.max_position, False)
     kv = KvSpec(
@@ -152,4 +160,7 @@ def launches(traits: DeviceTraits, quick: bool) -> Iterator[Launch]:
         modes += ({"kv_dtype": "fp8_e4m3"},)
     for family in families:
         for options in modes:
-            yield Launch(f"steps of {family} {options}", partial(_steps, family, options))
+            yield Launch(
+                f"steps of {family} {options}",
+                partial(run_steps, torch.device("cpu"), family, options),
+            )

@@ -18,18 +18,13 @@ from unittest.mock import patch
 
 os.environ.pop("TRITON_INTERPRET", None)  # decided when Triton is imported
 
-import numpy as np
 import torch
-from tests.kernels.tiny import decoder_config
-from tests.kernels.triton.cases_program import FAMILIES, GEMMA_SIZES, SAMPLES, SIZES, plans
+from tests.kernels.triton.cases_program import FAMILIES, run_steps
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.runtime.jit import JITFunction
 
 from trunkline.engine.models.config import ExpertsConfig
-from trunkline.engine.models.registry import model_factory
-from trunkline.kernels import BackendOptions, KvSpec, ProgramSizes
 from trunkline.kernels.triton import decode_steps
-from trunkline.kernels.triton.backend import TritonBackend
 from trunkline.kernels.triton.launch import KNOWN_TRAITS, assume_device
 from trunkline.kernels.triton.program import DeviceProgram
 from trunkline.kernels.triton.staging import TORCH_DTYPES, Array, Fence, StagingArena
@@ -79,33 +74,14 @@ def fake_device() -> Iterator[None]:
         yield
 
 
-def run_steps(family: str, options: dict[str, Any]) -> None:
-    """A prompt, and decode steps with and without everything that a sample can want.
+def run(family: str, options: dict[str, Any]) -> None:
+    """Steps of a family under `fake_device`.
 
     Raises:
         RuntimeError, AssertionError: torch refuses a call, or a tensor is not on the device.
     """
-    changes = {**SIZES, **GEMMA_SIZES.get(family, {})}
-    if family == "qwen3-moe":
-        changes["experts"] = EXPERTS
-    config = decoder_config(family, **changes)
-    chosen = BackendOptions(attention="triton", max_graph_batch=4, **options)
-    backend = TritonBackend(DEVICE, torch.bfloat16, chosen)
-    with torch.inference_mode():
-        model = model_factory(config.architecture)(config, backend, config.max_position, False)
-    kv = KvSpec(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        num_pages=32,
-        page_size=16,
-    )
-    sizes = ProgramSizes(kv=kv, num_slots=8, max_context_len=config.max_position)
-    program = backend.create_program(model.forward, sizes)
-    masks = np.full((len(SAMPLES), config.vocab_size // 32), -1, np.int32)
-    for plan in plans():
-        program.forward(plan)
-        program.sample(plan, masks)
+    changes = {"experts": EXPERTS} if family == "qwen3-moe" else {}
+    run_steps(DEVICE, family, options, **changes)
 
 
 def main() -> None:
@@ -113,7 +89,7 @@ def main() -> None:
     for family in (*FAMILIES, "llama-biases"):
         for options in OPTIONS:
             with fake_device():
-                run_steps(family, options)
+                run(family, options)
 
 
 if __name__ == "__main__":
