@@ -122,8 +122,13 @@ class Client:
 
     @property
     def is_testing(self) -> bool:
-        """Whether the engine runs a suspect alone, while all else waits."""
+        """Whether the engine runs a suspect of this client alone."""
         return self._recovery.suspect is not None
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether what is submitted waits while suspects are tried, of any client."""
+        return self.is_testing or not self.status.is_open
 
     def submit(self, request: Request, place: Place | None = None) -> Stream:
         """Send a request; the stream's `accepted` tells whether the engine took it.
@@ -140,7 +145,7 @@ class Client:
         stream.placed(place)
         if status.state != "ready":
             stream.fail(EngineDied(status.error or f"the engine is {status.state}"))
-        elif self._recovery.suspect is not None:
+        elif self.is_holding:
             self._recovery.hold(stream)
         else:
             self._dispatch(stream)
@@ -153,7 +158,7 @@ class Client:
     def adopt(self, stream: Stream, place: Place) -> None:
         """Go on with a request that another client has released."""
         stream.moved(place, self._abort_stream)
-        if self.status.state != "ready" or self.is_testing:
+        if self.status.state != "ready" or self.is_holding:
             self._recovery.hold(stream)
         else:
             self._submit_again(stream)
@@ -208,7 +213,7 @@ class Client:
 
     def _resubmit(self) -> None:
         """Give the engine what it may have now of what another one left."""
-        for stream in self._recovery.due():
+        for stream in self._recovery.due(is_open=self.status.is_open):
             self._submit_again(stream)
 
     def _submit_again(self, stream: Stream) -> None:

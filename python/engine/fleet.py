@@ -211,7 +211,7 @@ class Fleet:
     def _choose(self, request: Request, *, but: int | None = None) -> _Place | None:
         """A place for a request, counted in its rank's load from now on; None: no rank is ready.
 
-        A rank that tries a suspect alone lets others wait: it gets them only if there is no other.
+        A rank where suspects are tried lets others wait: it gets them only if there is no other.
         """
         if self._router is None:
             return None
@@ -219,9 +219,9 @@ class Fleet:
         if request.rid in self._homes and but is None:
             only = [self._homes[request.rid].rank]
         prompt = array.array("I", request.prompt_ids).tobytes()
-        testing = [rank for rank, client in enumerate(self._clients) if client.is_testing]
+        holding = [rank for rank, client in enumerate(self._clients) if client.is_holding]
         never = [] if but is None else [but]
-        for exclude in ([*never, *testing], never) if testing else (never,):
+        for exclude in ([*never, *holding], never) if holding else (never,):
             try:
                 rank, ticket, cached = self._router.select(
                     prompt,

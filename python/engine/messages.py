@@ -237,10 +237,13 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     `starting` covers the first start and every restart; `dead` is final. `heartbeat_age_s` is how
     long ago the engine's loop last went round (it does so before each step, and about once a second
     when idle); None before the first beat. `facts` are those of the last engine that was ready.
+    While one that is ready is not `is_open`, it may be given nothing but a suspect (`recovery.py`):
+    what else is submitted waits.
     """
 
     state: Literal["starting", "ready", "dead"]
     epoch: int
+    is_open: bool = True
     heartbeat_age_s: float | None = None
     facts: EngineFacts | None = None
     error: str | None = None

@@ -184,8 +184,19 @@ class EngineProcess:
         return self._directory.path if self._directory else None
 
     def watch(self, changed: Changed) -> None:
-        """Have `changed` called too whenever the status has changed, after the client's own."""
+        """Have `changed` called too whenever the status has changed, after the client's own.
+
+        An engine that is ready from now on is not open before `admit`: the watcher lets other
+        processes to it.
+        """
         self._watchers.append(changed)
+
+    def admit(self, epoch: int) -> None:
+        """Open the engine, if it is ready and this is still its life."""
+        status = self._status
+        if status.state == "ready" and status.epoch == epoch and not status.is_open:
+            self._status = msgspec.structs.replace(status, is_open=True)
+            self._tell()
 
     async def close(self) -> None:
         """See `Channel`: the child has exited when this returns."""
@@ -315,7 +326,11 @@ class EngineProcess:
             epoch=self._epoch,
             facts=facts or self._status.facts,
             error=error,
+            is_open=not self._watchers,
         )
+        self._tell()
+
+    def _tell(self) -> None:
         for changed in (self._changed, *self._watchers):
             changed()
 

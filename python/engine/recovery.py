@@ -4,6 +4,8 @@ A death of the engine counts against a request that gained no token since it was
 request with `MAX_DEATHS` of them in a row is a suspect: it is tried alone, until it has gained a
 token, while everything else is held back. It is given up only if the engine dies while it is alone.
 So a request that kills engines cannot take others with it, and none is failed for another's fault.
+Where several processes submit to one engine, all try their suspects, one after another, before any
+submits more (`EngineStatus.is_open`).
 
 What the engine had not begun to run has hardly killed it, and a long queue is not tried one by one:
 such deaths are counted apart, and `MAX_IDLE_DEATHS` of them make a suspect. They are not counted
@@ -93,8 +95,12 @@ class Recovery:
         self._held.remove(stream)
         return True
 
-    def due(self) -> list[Stream]:
-        """The requests to submit now to an engine that runs nothing but what `due` gave before."""
+    def due(self, *, is_open: bool = True) -> list[Stream]:
+        """The requests to submit now to an engine that runs nothing but what `due` gave before.
+
+        Args:
+            is_open: whether it may be given more than a suspect; no client has if not.
+        """
         if self._alone is not None:
             return []
         for stream in self._held:
@@ -102,6 +108,8 @@ class Recovery:
                 self._alone = stream
                 self._held.remove(stream)
                 return [stream]
+        if not is_open:
+            return []
         due, self._held = self._held, []
         return due
 

@@ -100,24 +100,7 @@ class SteppedEngine:
         count = self.outputs.pop((key, index))
         if all(one != key for one, _ in self.outputs):
             del self.requests[key]
-        finished = messages.Finished(
-            key=key,
-            sample=index,
-            token_offset=count,
-            token_ids=[],
-            text_offset=count,
-            text="",
-            logprobs=None,
-            prompt_logprobs=None,
-            reason=reason,
-            matched=None,
-            message=None,
-            status=0,
-            completion_tokens=count,
-            num_retractions=0,
-            queue_time=0.0,
-        )
-        self._events.append(finished)
+        self._events.append(finished(key, index, count, reason))
 
     def die(self) -> None:
         for kept in (self.requests, self.outputs, self._aborted, self._events):
@@ -128,6 +111,27 @@ class SteppedEngine:
     def restart(self) -> None:
         self._status = EngineStatus(state="ready", epoch=self._status.epoch + 1, facts=FACTS)
         self._changed()
+
+
+def finished(key: int, sample: int, count: int, reason: str) -> messages.Finished:
+    """The last event of a sample of `count` tokens, each of one character, which were told."""
+    return messages.Finished(
+        key=key,
+        sample=sample,
+        token_offset=count,
+        token_ids=[],
+        text_offset=count,
+        text="",
+        logprobs=None,
+        prompt_logprobs=None,
+        reason=reason,
+        matched=None,
+        message=None,
+        status=0,
+        completion_tokens=count,
+        num_retractions=0,
+        queue_time=0.0,
+    )
 
 
 def request(rid: str, n: int = 1) -> Request:

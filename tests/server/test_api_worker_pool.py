@@ -31,7 +31,7 @@ class Engine:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._status = EngineStatus(state="starting", epoch=1)
+        self._status = EngineStatus(state="starting", epoch=1, is_open=False)
         self._changed: Changed = lambda: None
 
     def watch(self, changed: Changed) -> None:
@@ -39,6 +39,11 @@ class Engine:
 
     def status(self) -> EngineStatus:
         return self._status
+
+    def admit(self, epoch: int) -> None:
+        assert epoch == self._status.epoch
+        self._status = msgspec.structs.replace(self._status, is_open=True)
+        self._changed()
 
     def be(self, state: str) -> None:
         self._status = msgspec.structs.replace(self._status, state=state, facts=FACTS)

@@ -167,7 +167,7 @@ class Member:
 
     def send(self, order: Told) -> None:
         self.channel.tell(order.status)
-        if order.status.state == "ready":
+        if order.status.state == "ready" and not order.status.is_open:
             self._task = asyncio.create_task(self._settle(order.status.epoch))
 
     async def _settle(self, epoch: int) -> None:
@@ -193,7 +193,7 @@ def test_a_deadly_request_takes_none_of_another_process_with_it(
         turns, tasks = Turns([engine], first, lambda: members), []
 
         def changed() -> None:
-            if engine.status().state == "ready":
+            if engine.status().state == "ready" and not engine.status().is_open:
                 tasks.append(asyncio.create_task(turns.take(0)))
             else:
                 for member in members:

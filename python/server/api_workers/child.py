@@ -131,7 +131,7 @@ class ApiWorker:
         match order:
             case Told(rank=rank, status=status):
                 self._channels[rank].tell(status)
-                if status.state == "ready":
+                if status.state == "ready" and not status.is_open:
                     task = asyncio.create_task(self._settle(rank, status))
                     self._settling.add(task)
                     task.add_done_callback(self._settling.discard)
@@ -147,7 +147,7 @@ class ApiWorker:
                 pass
 
     async def _settle(self, rank: int, status: EngineStatus) -> None:
-        """Say when nothing that is suspected of killing the engine runs alone any more."""
+        """Say when no request here is suspected of killing the engine any more."""
         channel, client = self._channels[rank], self._client.replicas[rank]
         while client.is_testing and channel.status().epoch == status.epoch:
             await asyncio.sleep(_POLL_S)

@@ -26,7 +26,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """An engine's status. A worker answers one that is ready with `Settled`."""
+    """An engine's status. A worker answers one that is ready and not open with `Settled`."""
 
     rank: int
     status: EngineStatus
@@ -64,7 +64,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Settled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What the worker had at an earlier life of the engine is submitted, and none is suspect."""
+    """Nothing that the worker had at an earlier life of the engine is suspect."""
 
     rank: int
     epoch: int

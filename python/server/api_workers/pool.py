@@ -277,7 +277,7 @@ class ApiWorkers:
 
     def _engine_changed(self, rank: int) -> None:
         status = self._engines[rank].status()
-        if status.state == "ready":
+        if status.state == "ready" and not status.is_open:
             self._spawn_task(self._turns.take(rank))
         else:
             self._tell_all(Told(rank=rank, status=status))

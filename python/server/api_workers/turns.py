@@ -1,21 +1,34 @@
 """In which order HTTP processes come back to an engine that was started again.
 
-One after another: while one of them tries a suspect alone (`engine/recovery.py`), nothing of the
-others may be in the engine, or they would take the suspect's guilt upon them.
+One after another they try their suspects (`engine/recovery.py`); only then is the engine opened to
+all else that they have. Anything else in it would make a suspect die of another's guilt.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol
 
-from trunkline.engine.channel import Channel
 from trunkline.engine.client import Client
 from trunkline.engine.fleet import Fleet
+from trunkline.engine.messages import EngineStatus
+from trunkline.server import logs
 from trunkline.server.api_workers.orders import Told
 
-_POLL_S: Final = 0.02
+PATIENCE_S: Final = 120.0  # far more than it takes to try a suspect
+_POLL_S: Final = 0.01
+
+
+class Engine(Protocol):
+    """What `engine/process.py` supervises."""
+
+    def status(self) -> EngineStatus:
+        """Where the engine stands now."""
+
+    def admit(self, epoch: int) -> None:
+        """Open the engine, if it is ready and this is still its life."""
 
 
 class Member(Protocol):
@@ -38,7 +51,7 @@ class Turns:
 
     def __init__(
         self,
-        engines: Sequence[Channel],
+        engines: Sequence[Engine],
         client: Client | Fleet,
         members: Callable[[], Collection[Member]],
     ) -> None:
@@ -49,13 +62,16 @@ class Turns:
         self._locks = [asyncio.Lock() for _ in engines]
 
     async def take(self, rank: int) -> None:
-        """Tell all members, in turn, that an engine is ready; return when all have settled."""
+        """Have all processes try their suspects at an engine that is not open, and open it.
+
+        A member that does not answer for `PATIENCE_S` is passed over: it may hang.
+        """
         engine = self._engines[rank]
         epoch = engine.status().epoch
 
         def is_over() -> bool:
             status = engine.status()
-            return status.epoch != epoch or status.state != "ready"
+            return status.epoch != epoch or status.state != "ready" or status.is_open
 
         async with self._locks[rank]:
             while self._client.replicas[rank].is_testing and not is_over():
@@ -63,10 +79,19 @@ class Turns:
             for member in list(self._members()):
                 if is_over():
                     return
-                if _is_due(member, rank, epoch):
-                    member.send(Told(rank=rank, status=engine.status()))
+                if not _is_due(member, rank, epoch):
+                    continue
+                member.send(Told(rank=rank, status=engine.status()))
+                deadline = time.monotonic() + PATIENCE_S
                 while _is_due(member, rank, epoch) and not is_over():
+                    if time.monotonic() > deadline:
+                        logs.SERVER.warning(
+                            "An API worker has not answered for %.0f s: going on without it",
+                            PATIENCE_S,
+                        )
+                        break
                     await asyncio.sleep(_POLL_S)
+            engine.admit(epoch)
 
 
 def _is_due(member: Member, rank: int, epoch: int) -> bool:
