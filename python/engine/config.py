@@ -166,7 +166,7 @@ class GrammarOptions:
         choices=("xgrammar", "none"),
     )
     grammar_compile_timeout: float = setting(
-        30.0, "seconds that a grammar may take to compile; beyond it: 400", minimum=0.01
+        30.0, "seconds of a core that a grammar may take to compile; beyond it: 400", minimum=0.01
     )
     grammar_cache_bytes: int = setting(
         256 << 20, "memory for compiled grammars; one may take a quarter of it", minimum=4

@@ -220,6 +220,7 @@ def _sizes_by_trial(
     )
     captured = min(sizes.runner.computation.max_graph_batch, sizes.runner.max_running_requests)
     graphs = resources.graph_bytes(runner.config, runner.dtype.itemsize, captured)
+    graphs += runner.captured_bytes(captured)
     memory = measured_memory(
         taken, trial, sizes.memory, runner.config, sizes.runner.max_running_requests, graphs
     )

@@ -79,6 +79,9 @@ class OperationProgram:
     def population(self) -> None:
         return None
 
+    def captured_bytes(self, num_rows: int) -> int:
+        return 0
+
     @torch.inference_mode()
     def forward(self, plan: Plan) -> None:
         check_plan(plan, self._sizes)

@@ -31,7 +31,7 @@ LARGE_DEVICE_GRAPH_ROWS: Final = 256
 DEVICE_GRAPH_ROWS: Final = 160
 # CUDA context, cuBLAS and attention workspaces, memory pool of the graphs.
 DEVICE_RUNTIME_BYTES: Final = 1 * GIB
-# What captured steps take besides their tensors.
+# What captured steps take besides their tensors and what attention keeps for them.
 GRAPH_RUNTIME_BYTES: Final = 256 << 20
 # Prompt positions whose log-probs a step computes at most: `MAX_PROMPT_SCORES` of
 # `rust/scheduler/src/planner.rs`.

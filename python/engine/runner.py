@@ -167,6 +167,10 @@ class Runner:
         """See `kernels.interface.StepProgram`."""
         return self._program.population()
 
+    def captured_bytes(self, num_rows: int) -> int:
+        """See `kernels.interface.StepProgram`."""
+        return self._program.captured_bytes(num_rows)
+
     def execute(self, plan: Plan, masks: IntArray | None = None) -> npt.NDArray[np.uint8]:
         """`forward`, `sample`, and wait: a step in one call."""
         self.forward(plan)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +31,7 @@ from trunkline.kernels.triton.page_list import list_pages
 from trunkline.kernels.triton.staging import Fence
 
 WORKSPACE_BYTES = 256 << 20
+PLAN_BYTES = 8 << 20  # a wrapper's device memory for its plans: FlashInfer's choice
 LEAST_CAPABILITY = 80
 HEAD_DIMS = (64, 128, 256)
 DEFAULT_CUDA_HOME = "/usr/local/cuda"
@@ -162,6 +164,11 @@ class FlashInferAttention:
         if query.shape[0] > decode:
             wrapper = self._prefilling(kind, batch).wrapper
             wrapper.run(query[decode:], pages, out=out[decode:], **scales)
+
+    def captured_bytes(self, buckets: Sequence[int], pages_per_row: int) -> int:
+        kinds = {kind for _, kind in self._eager}
+        lists = sum(4 * (rows * (pages_per_row + 2) + 1) for rows in buckets)
+        return len(kinds) * (len(buckets) * PLAN_BYTES + lists)
 
     def _decoding(self, kind: Kind, batch: DeviceBatch) -> Planned:
         if batch.is_captured:

@@ -265,6 +265,12 @@ class StepProgram(Protocol):
     def population(self) -> Population | None:
         """The pool's memory, to be taken ahead; None: allocating it took it, or nothing can."""
 
+    def captured_bytes(self, num_rows: int) -> int:
+        """What attention keeps for captured decode steps, if the largest had `num_rows` rows.
+
+        To be asked once a step has run.
+        """
+
     def forward(self, plan: Plan) -> None:
         """See `engine.runner.Runner.forward`."""
 

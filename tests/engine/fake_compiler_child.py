@@ -24,6 +24,8 @@ class ObedientBackend:
             os.kill(os.getpid(), signal.SIGSEGV)
         if verb == "sleep":
             time.sleep(float(argument))
+        while verb == "spin":
+            pass
         if verb == "memory":
             return bytes(8 << 30)[:0]
         if verb == "bad":

@@ -44,11 +44,15 @@ def process(time_limit_s: float = 30.0) -> CompilerProcess:
     return compiler
 
 
-@pytest.fixture
-def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompilerProcess]:
+@pytest.fixture(autouse=True)
+def path(monkeypatch: pytest.MonkeyPatch) -> None:
     root = str(Path(__file__).parents[2])
     known = os.environ.get("PYTHONPATH", "")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, str(Path(root) / "src"), known]))
+
+
+@pytest.fixture
+def child(path: None) -> Iterator[CompilerProcess]:
     compiler = process()
     yield compiler
     compiler.close()
@@ -102,15 +106,24 @@ def test_jobs_that_fail_leave_the_others_and_the_child_alone(child: CompilerProc
     assert child.pid == pid
 
 
-def test_a_job_that_hangs_is_ended_and_others_pass_it(child: CompilerProcess):
-    child.close()
-    compiler = process(time_limit_s=3.0)
+@pytest.mark.parametrize(("text", "limit_s"), [("sleep 3600", 0.4), ("spin", 3.0)])
+def test_a_job_that_hangs_is_ended_and_others_pass_it(text: str, limit_s: float):
+    compiler = process(time_limit_s=limit_s)
     try:
-        compiler.submit(1, spec("sleep 3600"))
+        compiler.submit(1, spec(text))
         compiler.submit(2, spec("fine"))
         first = outcomes(compiler, 1)
         assert list(first) == [2], "it does not wait for the one that hangs"
-        assert "longer than the limit of 3 s" in (outcomes(compiler, 1)[1].error or "")
+        assert f"longer than the limit of {limit_s:g} s" in (outcomes(compiler, 1)[1].error or "")
+    finally:
+        compiler.close()
+
+
+def test_only_cpu_time_is_limited():
+    compiler = process(time_limit_s=0.5)
+    try:
+        compiler.submit(1, spec("sleep 2"))
+        assert outcomes(compiler, 1)[1].error is None
     finally:
         compiler.close()
 

@@ -1,8 +1,8 @@
 """The process that compiles grammars: `python -m trunkline.engine.grammar.compiler_child`.
 
 It imports the backend once and never compiles itself: each job gets a fork, which may run out of
-time or memory, crash, or be killed because nobody wants its grammar any more, and costs that job
-alone. Standard input brings `Vocabulary`, then jobs; standard output takes outcomes. The process
+CPU time or memory, crash, or be killed because nobody wants its grammar any more, and costs that
+job alone. Standard input brings `Setup`, then jobs; standard output takes outcomes. The process
 ends when standard input closes, and its forks with it.
 """
 
@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 MAX_FORKS: Final = 2  # so that a short job does not wait for a long one
 MEMORY_BYTES: Final = 2 << 30  # that a fork may take on top of what it has
+PATIENCE: Final = 10  # how many times its limit of CPU time a fork may be there
 NICENESS: Final = 10
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -40,7 +41,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """The first frame to the child."""
 
     vocabulary: Vocabulary
-    time_limit_s: float
+    time_limit_s: float  # of a core
     max_compiled_bytes: int
 
 
@@ -96,7 +97,7 @@ class _Fork:
 
     key: int
     pid: int
-    deadline: float
+    deadline: float  # when it gets no CPU time
     output: bytearray = field(default_factory=bytearray)
 
 
@@ -142,7 +143,8 @@ class Child:
             os.close(read_end)
             _be_fork(self._backend, job, self._setup, write_end)
         os.close(write_end)
-        self._forks[read_end] = _Fork(job.key, pid, time.monotonic() + self._setup.time_limit_s)
+        deadline = time.monotonic() + PATIENCE * self._setup.time_limit_s
+        self._forks[read_end] = _Fork(job.key, pid, deadline)
         self._selector.register(read_end, selectors.EVENT_READ)
 
     def _read(self, descriptor: int) -> None:
@@ -157,6 +159,9 @@ class Child:
         if status == 0:
             _write(bytes(fork.output))
             return
+        if status == -signal.SIGPROF:
+            self._answer_late(fork)
+            return
         words = "the compiler crashed over it" + (
             f" ({signal.Signals(-status).name})." if status < 0 else f" (exit code {status})."
         )
@@ -167,8 +172,11 @@ class Child:
         for descriptor, fork in list(self._forks.items()):
             if fork.deadline <= now:
                 self._end(descriptor, kill=True)
-                limit_s = self._setup.time_limit_s
-                _answer(Outcome(fork.key, limit_s, error=out_of_time(limit_s)))
+                self._answer_late(fork)
+
+    def _answer_late(self, fork: _Fork) -> None:
+        limit_s = self._setup.time_limit_s
+        _answer(Outcome(fork.key, limit_s, error=out_of_time(limit_s)))
 
     def _end(self, descriptor: int, *, kill: bool) -> int:
         """Wait for the end of a fork; its exit code, negative for a signal."""
@@ -195,6 +203,8 @@ def _be_fork(backend: Backend, job: Job, setup: Setup, write_end: int) -> None:
             with open("/proc/self/oom_score_adj", "w") as file:
                 file.write("1000")
         _limit_memory()
+        # SIGPROF ends it. A busy machine may take long to give it so much, for no fault of its own.
+        signal.setitimer(signal.ITIMER_PROF, setup.time_limit_s)
         outcome = compile_job(backend, job, setup.max_compiled_bytes)
         _write(frame(msgspec.msgpack.encode(outcome)), write_end)
         status = 0

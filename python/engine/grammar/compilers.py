@@ -268,8 +268,8 @@ class CompilerProcess:
 class CompilerThread:
     """`Compiler` in a thread of this process: for engines that must not start processes.
 
-    A job past its time limit has an outcome, but runs on, and later jobs wait for it. What crashes
-    takes the process with it.
+    A job past its time limit, by the clock, has an outcome, but runs on, and later jobs wait for
+    it. What crashes takes the process with it.
     """
 
     def __init__(self, setup: Setup) -> None:

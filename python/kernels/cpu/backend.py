@@ -235,6 +235,9 @@ class CpuProgram:
     def population(self) -> CpuPopulation:
         return self._model.population()
 
+    def captured_bytes(self, num_rows: int) -> int:
+        return 0
+
     def forward(self, plan: Plan) -> None:
         self._model.forward(plan.arena.data)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -46,6 +47,9 @@ class Attention(Protocol):
         self, query: torch.Tensor, spec: AttentionSpec, batch: DeviceBatch, out: torch.Tensor
     ) -> None:
         """Attend causally; `query` and `out` are `[tokens, heads, head_dim]`."""
+
+    def captured_bytes(self, buckets: Sequence[int], pages_per_row: int) -> int:
+        """What it keeps for captured steps of so many rows; to be asked once it has attended."""
 
 
 class TritonAttention:
@@ -92,6 +96,9 @@ class TritonAttention:
                 max_splits=splits,
             )
 
+    def captured_bytes(self, buckets: Sequence[int], pages_per_row: int) -> int:
+        return 0
+
 
 class UnifiedAttention:
     """One kernel for every row: a token's sums have one order, whatever the step looks like."""
@@ -117,6 +124,9 @@ class UnifiedAttention:
             _unified_workspace(query, spec, batch),
             max_kv_len=batch.max_kv_len,
         )
+
+    def captured_bytes(self, buckets: Sequence[int], pages_per_row: int) -> int:
+        return 0
 
 
 def create_attention(

@@ -19,6 +19,7 @@ from trunkline.kernels.interface import ForwardOutputs, IntArray, ProgramSizes
 from trunkline.kernels.plan_checks import check_plan, within
 from trunkline.kernels.triton.batch import DeviceBatch, HostRows
 from trunkline.kernels.triton.decode_steps import BucketWork, Computed, DecodeSteps
+from trunkline.kernels.triton.graphs import batch_buckets
 from trunkline.kernels.triton.page_copy import copy_pages
 from trunkline.kernels.triton.pool import DeviceKvPool
 from trunkline.kernels.triton.result import DeviceResult
@@ -105,6 +106,10 @@ class DeviceProgram:
 
     def population(self) -> None:
         return None
+
+    def captured_bytes(self, num_rows: int) -> int:
+        pages = self._slots.page_tables.shape[1]
+        return self._backend.attention.captured_bytes(batch_buckets(num_rows), pages)
 
     def forward(self, plan: Plan) -> None:
         check_plan(plan, self._sizes)

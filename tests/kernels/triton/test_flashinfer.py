@@ -17,6 +17,7 @@ from tests.kernels.driver import Driver, Sequence
 from tests.kernels.tiny import memory_checkpoint, scaled_checkpoint, tiny_runner
 
 from trunkline.kernels import BackendOptions, flashinfer
+from trunkline.kernels.triton.graphs import batch_buckets
 from trunkline.kernels.triton.page_list import list_pages
 
 
@@ -157,6 +158,33 @@ def test_a_model_that_attends_with_flashinfer(family: str, largest: int) -> None
     for one, other in zip(got, expected, strict=True):
         assert one.output == other.output
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_what_captured_steps_keep_is_known_before() -> None:
+    made = memory_checkpoint("qwen2-mixed-window")
+    before, captured = (
+        tiny_runner(
+            made,
+            backend="triton",
+            computation=BackendOptions(attention="flashinfer", max_graph_batch=largest),
+        )
+        for largest in (0, 4)
+    )
+    assert before.captured_bytes(4) == 0, "it has seen no attention"
+    Driver(before, 0).generate([Sequence(list(range(3, 20)))], 1, chunk=32)
+    for count in batch_buckets(4):
+        rows = [Sequence([3 + row]) for row in range(count)]
+        Driver(captured, 0).generate(rows, 2, chunk=8)
+    wrappers = [one.wrapper for one in captured.backend.attention._captured.values()]  # type: ignore[union-attr]
+    assert len(wrappers) == 2 * len(batch_buckets(4)), "there are two windows"
+    buffers = [
+        one.options[f"paged_kv_{name}_buffer"].nbytes
+        for one in wrappers
+        for name in ("indptr", "indices", "last_page_len")
+    ]
+    kept = sum(buffers) + len(wrappers) * flashinfer.PLAN_BYTES
+    assert before.captured_bytes(4) == captured.captured_bytes(4) + kept == kept
 
 
 @pytest.mark.usefixtures("stand_in")

@@ -72,3 +72,6 @@ def test_wrappers_take_our_calls(
     Driver(runner, 0).generate(rows, 2, chunk=6)
     assert calls["plan"] > 0
     assert calls["run"] > calls["plan"]
+    planned = runner.backend.attention._captured.values()  # type: ignore[union-attr]
+    kept = {one.wrapper._int_workspace_buffer.nbytes for one in planned}
+    assert kept <= {ours.PLAN_BYTES}
