@@ -13,9 +13,10 @@ from trunkline.engine.env_vars import STEP_TIMES, EnvironmentVariableError, step
 from trunkline.engine.step_times import TimedExecutor, work_of
 from trunkline.kernels import Finished
 from trunkline.plan import Plan
+from trunkline.server.router.config import RouterConfig
 
 BENCH = Path(__file__).parents[2] / "bench"
-WORKLOAD = {"requests": 200, "rate": 20.0, "groups": 4, "output_tokens": 16}
+WORKLOAD = {"requests": 400, "rate": 50.0, "groups": 40, "output_tokens": 64}
 
 
 def simulate(**config: object) -> dict[str, object]:
@@ -27,9 +28,17 @@ def simulate(**config: object) -> dict[str, object]:
 
 def test_a_fleet_serves_a_trace() -> None:
     figures = simulate()
-    assert figures["completed"] == figures["requests"] == 200
+    assert figures["completed"] == figures["requests"] == 400
     assert 0 < float(str(figures["hit_rate"])) <= float(str(figures["ideal_hit_rate"])) + 0.02
     assert figures == simulate()
+
+
+def test_the_command_chooses_as_the_core_does_by_default() -> None:
+    choice = RouterConfig().as_core([])["choice"]
+    assert isinstance(choice, dict)
+    given = {name: value for name, value in choice.items() if name not in ("policy", "seed")}
+    assert simulate(router=given) == simulate()
+    assert simulate(router={**given, "decode_weight": 8.0}) != simulate(), "it would be noticed"
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ class ChoiceOptions:
     policy: str = setting("cache_aware", "how a worker is chosen", choices=POLICIES)
     seed: int = setting(0, "seed of random choices", minimum=0)
     decode_weight: float = setting(
-        8.0, "prompt tokens that a request which generates weighs, in a cost", minimum=0
+        64.0, "prompt tokens that a request weighs besides its own, in a cost", minimum=0
     )
     kv_weight: float = setting(
         64.0, "prompt tokens that a half-full KV pool weighs, in a cost", minimum=0
