@@ -23,7 +23,7 @@ pub(crate) fn commit(state: &mut State, now: f64, block: &[u8]) -> Result<Step> 
     let result = StepResult::parse(block, &step.expected)?;
     check_rows(step, &result)?;
     let step = state.in_flight.pop_front().ok_or(Error::NoStepInFlight)?;
-    state.pace.committed(now, step.telling_tokens);
+    state.pace.committed(now, step.paced);
     let retracted_before = state.counters.retracted;
     let mut next_token = 0;
     for (index, row) in step.rows.iter().enumerate() {

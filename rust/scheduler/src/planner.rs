@@ -53,6 +53,7 @@ impl Planner {
         self.writer.clear();
         self.num_prompt_scores = 0;
         let load = self.sort_running(state);
+        let waiting = state.num_impatient() + self.partial.len() as u32;
         let shortage = self.give_pages(state, now);
         for index in 0..self.ready.len() {
             let sequence = self.ready[index];
@@ -63,7 +64,7 @@ impl Planner {
         let decoding = self.writer.num_tokens() as u32;
         self.plan_prompts(state, &mut step, load, shortage.is_none(), now);
         let tokens = self.writer.num_tokens() as u32;
-        step.telling_tokens = state.pace.is_telling(decoding, tokens).then_some(tokens);
+        step.paced = state.pace.paced(decoding, tokens, waiting);
         if self.writer.num_rows() == 0 {
             self.spare_steps.push(step);
             if state.running.is_empty() {

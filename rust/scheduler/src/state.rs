@@ -20,6 +20,9 @@ use crate::stats::Counters;
 use crate::step::Step;
 use crate::wire::{Address, Events, Finish, Reason, Totals};
 
+/// The class of requests that somebody waits for.
+const INTERACTIVE: u8 = 0;
+
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) config: Config,
@@ -71,6 +74,12 @@ impl State {
             text: String::new(),
             config,
         }
+    }
+
+    /// Interactive requests that could run, and of which nothing has.
+    pub(crate) fn num_impatient(&self) -> u32 {
+        let ready = self.queue.len() + self.sharing.num_followers();
+        self.requests.num_unstarted(INTERACTIVE).min(ready as u32)
     }
 
     /// Sequences that wait for anything.

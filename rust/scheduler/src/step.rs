@@ -2,6 +2,7 @@
 
 use radix_tree::{NodeId, PageId};
 
+use crate::pace::Paced;
 use crate::result::Expected;
 use crate::sequence::SequenceId;
 
@@ -13,8 +14,7 @@ pub(crate) struct Step {
     /// Pages that the step copies from, and the locked nodes that protect them.
     pub(crate) donors: Vec<(NodeId, PageId)>,
     pub(crate) expected: Expected,
-    /// Its tokens, if its time tells how many the next may have.
-    pub(crate) telling_tokens: Option<u32>,
+    pub(crate) paced: Paced,
 }
 
 /// A row of a planned step.
@@ -44,7 +44,7 @@ impl Step {
         self.id = id;
         self.rows.clear();
         self.donors.clear();
-        self.telling_tokens = None;
+        self.paced = Paced::default();
         self.expected = Expected { step: id, vocab_size, ..Expected::default() };
     }
 }
