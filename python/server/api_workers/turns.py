@@ -68,30 +68,34 @@ class Turns:
         """
         engine = self._engines[rank]
         epoch = engine.status().epoch
+        try:
+            async with self._locks[rank]:
+                await self._try_suspects(rank, epoch)
+        finally:  # whatever has gone wrong, requests must not wait for ever
+            engine.admit(epoch)
 
+    async def _try_suspects(self, rank: int, epoch: int) -> None:
         def is_over() -> bool:
-            status = engine.status()
+            status = self._engines[rank].status()
             return status.epoch != epoch or status.state != "ready" or status.is_open
 
-        async with self._locks[rank]:
-            while self._client.replicas[rank].is_testing and not is_over():
+        while self._client.replicas[rank].is_testing and not is_over():
+            await asyncio.sleep(_POLL_S)
+        for member in list(self._members()):
+            if is_over():
+                return
+            if not _is_due(member, rank, epoch):
+                continue
+            member.send(Told(rank=rank, status=self._engines[rank].status()))
+            deadline = time.monotonic() + PATIENCE_S
+            while _is_due(member, rank, epoch) and not is_over():
+                if time.monotonic() > deadline:
+                    logs.SERVER.warning(
+                        "An API worker has not answered for %.0f s: going on without it",
+                        PATIENCE_S,
+                    )
+                    break
                 await asyncio.sleep(_POLL_S)
-            for member in list(self._members()):
-                if is_over():
-                    return
-                if not _is_due(member, rank, epoch):
-                    continue
-                member.send(Told(rank=rank, status=engine.status()))
-                deadline = time.monotonic() + PATIENCE_S
-                while _is_due(member, rank, epoch) and not is_over():
-                    if time.monotonic() > deadline:
-                        logs.SERVER.warning(
-                            "An API worker has not answered for %.0f s: going on without it",
-                            PATIENCE_S,
-                        )
-                        break
-                    await asyncio.sleep(_POLL_S)
-            engine.admit(epoch)
 
 
 def _is_due(member: Member, rank: int, epoch: int) -> bool:
