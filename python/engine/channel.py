@@ -37,7 +37,7 @@ class Channel(Protocol):
 
         Args:
             deliver: called with `(boot epoch, blob of events)` for each message of the engine.
-            changed: called whenever `status` has another state or epoch than before, or is open.
+            changed: called whenever `status` has another state, epoch or access than before.
         """
 
     def send(self, kind: bytes, epoch: int, payload: bytes) -> None:

@@ -60,7 +60,7 @@ class Client:
     """
 
     def __init__(self, channel: Channel, changed: Callable[[], None] | None = None) -> None:
-        """Prepare; `changed` is called when `status` has another state or epoch than before."""
+        """Prepare; `changed` is called when `status` has another state, epoch or access."""
         self._channel = channel
         self._on_change = changed
         self._keys = itertools.count(1)
@@ -128,7 +128,7 @@ class Client:
     @property
     def is_holding(self) -> bool:
         """Whether what is submitted waits while suspects are tried, of any client."""
-        return self.is_testing or not self.status.is_open
+        return self.is_testing or self.status.access == "suspects"
 
     def submit(self, request: Request, place: Place | None = None) -> Stream:
         """Send a request; the stream's `accepted` tells whether the engine took it.
@@ -213,7 +213,7 @@ class Client:
 
     def _resubmit(self) -> None:
         """Give the engine what it may have now of what another one left."""
-        for stream in self._recovery.due(is_open=self.status.is_open):
+        for stream in self._recovery.due(self.status.access):
             self._submit_again(stream)
 
     def _submit_again(self, stream: Stream) -> None:
@@ -294,9 +294,11 @@ class Client:
             future.set_exception(ControlFailed(reply.error))
 
     def _status_changed(self) -> None:
-        """The channel says that the engine's state or epoch is another than before."""
+        """The channel says that the engine's state, epoch or access is another than before."""
         status = self.status
         self._engine_died(status)
+        if status.access == "shared" and not self._withdrawn:
+            self._recovery.others_joined()
         if status.state == "ready":
             self._resubmit()
         if self._on_change is not None:

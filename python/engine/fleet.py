@@ -241,7 +241,7 @@ class Fleet:
         return self._clients[rank] if rank is not None else next(unready, self._clients[0])
 
     def _rank_changed(self, rank: int) -> None:
-        """A rank's engine has died, or is there again."""
+        """A rank's engine has died, is there again, or has been opened."""
         if self._router is not None:
             is_ready = self._clients[rank].status.state == "ready"
             self._router.set_ready(rank, is_ready)

@@ -231,19 +231,23 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     startup_s: float
 
 
+Access = Literal["exclusive", "suspects", "shared"]
+
+
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Where an engine stands, as its client sees it now.
 
     `starting` covers the first start and every restart; `dead` is final. `heartbeat_age_s` is how
     long ago the engine's loop last went round (it does so before each step, and about once a second
     when idle); None before the first beat. `facts` are those of the last engine that was ready.
-    While one that is ready is not `is_open`, it may be given nothing but a suspect (`recovery.py`):
-    what else is submitted waits.
+    `access` says what one that is ready may be given: `exclusive`, anything, and nobody else gives
+    it something; `suspects`, nothing but these, which several clients try one after another
+    (`recovery.py`); `shared`, anything, beside what others give it.
     """
 
     state: Literal["starting", "ready", "dead"]
     epoch: int
-    is_open: bool = True
+    access: Access = "exclusive"
     heartbeat_age_s: float | None = None
     facts: EngineFacts | None = None
     error: str | None = None

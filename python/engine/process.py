@@ -186,16 +186,15 @@ class EngineProcess:
     def watch(self, changed: Changed) -> None:
         """Have `changed` called too whenever the status has changed, after the client's own.
 
-        An engine that is ready from now on is not open before `admit`: the watcher lets other
-        processes to it.
+        To be called before the engine is ready. The watcher lets other clients to it, so it is for
+        suspects alone until `open_to_all`.
         """
         self._watchers.append(changed)
 
-    def admit(self, epoch: int) -> None:
-        """Open the engine, if it is ready and this is still its life."""
-        status = self._status
-        if status.state == "ready" and status.epoch == epoch and not status.is_open:
-            self._status = msgspec.structs.replace(status, is_open=True)
+    def open_to_all(self, epoch: int) -> None:
+        """Let in more than suspects, if this is still the engine's life."""
+        if self._status.access == "suspects" and self._status.epoch == epoch:
+            self._status = msgspec.structs.replace(self._status, access="shared")
             self._tell()
 
     async def close(self) -> None:
@@ -326,7 +325,7 @@ class EngineProcess:
             epoch=self._epoch,
             facts=facts or self._status.facts,
             error=error,
-            is_open=not self._watchers,
+            access="suspects" if state == "ready" and self._watchers else "exclusive",
         )
         self._tell()
 

@@ -5,7 +5,7 @@ request with `MAX_DEATHS` of them in a row is a suspect: it is tried alone, unti
 token, while everything else is held back. It is given up only if the engine dies while it is alone.
 So a request that kills engines cannot take others with it, and none is failed for another's fault.
 Where several processes submit to one engine, all try their suspects, one after another, before any
-submits more (`EngineStatus.is_open`).
+submits more (`EngineStatus.access`).
 
 What the engine had not begun to run has hardly killed it, and a long queue is not tried one by one:
 such deaths are counted apart, and `MAX_IDLE_DEATHS` of them make a suspect. They are not counted
@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from trunkline.engine.entries import Begun
+from trunkline.engine.messages import Access
 from trunkline.engine.stream import Stream
 
 MAX_DEATHS: Final = 2
@@ -95,20 +96,20 @@ class Recovery:
         self._held.remove(stream)
         return True
 
-    def due(self, *, is_open: bool = True) -> list[Stream]:
-        """The requests to submit now to an engine that runs nothing but what `due` gave before.
+    def due(self, access: Access = "exclusive") -> list[Stream]:
+        """The requests to submit now to an engine that has nothing else of this client's.
 
         Args:
-            is_open: whether it may be given more than a suspect; no client has if not.
+            access: what it may be given; where others share it, a trial would tell nothing.
         """
         if self._alone is not None:
             return []
-        for stream in self._held:
-            if is_suspect(stream):
-                self._alone = stream
-                self._held.remove(stream)
-                return [stream]
-        if not is_open:
+        suspects = [] if access == "shared" else [one for one in self._held if is_suspect(one)]
+        if suspects:
+            self._alone = suspects[0]
+            self._held.remove(suspects[0])
+            return [suspects[0]]
+        if access == "suspects":
             return []
         due, self._held = self._held, []
         return due
@@ -116,6 +117,10 @@ class Recovery:
     def is_cleared(self, stream: Stream) -> bool:
         """Whether a request that runs alone has shown that it can gain a token."""
         return stream is self._alone and stream.has_gained
+
+    def others_joined(self) -> None:
+        """The suspect is not alone any more: should the engine die, it may be another's fault."""
+        self._alone = None
 
     def test_ended(self, stream: Stream, finished: bool) -> None:
         """The suspect has left the engine; unless it has finished, it waits with the others now."""

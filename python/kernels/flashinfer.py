@@ -31,7 +31,8 @@ from trunkline.kernels.triton.page_list import list_pages
 from trunkline.kernels.triton.staging import Fence
 
 WORKSPACE_BYTES = 256 << 20
-PLAN_BYTES = 8 << 20  # a wrapper's device memory for its plans: FlashInfer's choice
+# A wrapper's device memory for its plans: 8 MiB, two of which take a segment of torch's allocator.
+PLAN_BYTES = 10 << 20
 LEAST_CAPABILITY = 80
 HEAD_DIMS = (64, 128, 256)
 DEFAULT_CUDA_HOME = "/usr/local/cuda"

@@ -52,7 +52,7 @@ def path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def child(path: None) -> Iterator[CompilerProcess]:
+def child() -> Iterator[CompilerProcess]:
     compiler = process()
     yield compiler
     compiler.close()

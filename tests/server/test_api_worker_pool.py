@@ -31,7 +31,7 @@ class Engine:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._status = EngineStatus(state="starting", epoch=1, is_open=False)
+        self._status = EngineStatus(state="starting", epoch=1)
         self._changed: Changed = lambda: None
 
     def watch(self, changed: Changed) -> None:
@@ -40,13 +40,15 @@ class Engine:
     def status(self) -> EngineStatus:
         return self._status
 
-    def admit(self, epoch: int) -> None:
+    def open_to_all(self, epoch: int) -> None:
         assert epoch == self._status.epoch
-        self._status = msgspec.structs.replace(self._status, is_open=True)
+        self._status = msgspec.structs.replace(self._status, access="shared")
         self._changed()
 
     def be(self, state: str) -> None:
-        self._status = msgspec.structs.replace(self._status, state=state, facts=FACTS)
+        self._status = msgspec.structs.replace(
+            self._status, state=state, facts=FACTS, access="suspects"
+        )
         self._changed()
 
 

@@ -158,6 +158,7 @@ class Member:
     """An API worker without a process."""
 
     is_alive = True
+    heard_at = 0.0
 
     def __init__(self, directory: Path, number: int) -> None:
         self.settled = {0: 0}
@@ -167,7 +168,7 @@ class Member:
 
     def send(self, order: Told) -> None:
         self.channel.tell(order.status)
-        if order.status.state == "ready" and not order.status.is_open:
+        if order.status.access == "suspects":
             self._task = asyncio.create_task(self._settle(order.status.epoch))
 
     async def _settle(self, epoch: int) -> None:
@@ -193,7 +194,7 @@ def test_a_deadly_request_takes_none_of_another_process_with_it(
         turns, tasks = Turns([engine], first, lambda: members), []
 
         def changed() -> None:
-            if engine.status().state == "ready" and not engine.status().is_open:
+            if engine.status().access == "suspects":
                 tasks.append(asyncio.create_task(turns.take(0)))
             else:
                 for member in members:

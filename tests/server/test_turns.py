@@ -33,7 +33,7 @@ class Engine:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self._status = EngineStatus(state="ready", epoch=1, facts=FACTS, is_open=False)
+        self._status = EngineStatus(state="ready", epoch=1, facts=FACTS, access="suspects")
         self._begun: dict[tuple[int, int], int] = {}  # (client, key) -> life
         self.lines: list[Line] = []
         self.outputs: dict[tuple[int, int], int] = {}  # how many tokens each request has
@@ -43,9 +43,9 @@ class Engine:
     def status(self) -> EngineStatus:
         return self._status
 
-    def admit(self, epoch: int) -> None:
-        if (self._status.state, self._status.epoch) == ("ready", epoch):
-            self._be(msgspec.structs.replace(self._status, is_open=True))
+    def open_to_all(self, epoch: int) -> None:
+        if (self._status.access, self._status.epoch) == ("suspects", epoch):
+            self._be(msgspec.structs.replace(self._status, access="shared"))
 
     def _be(self, status: EngineStatus) -> None:
         self._status = status
@@ -59,7 +59,7 @@ class Engine:
 
     def restart(self) -> None:
         epoch = self._status.epoch + 1
-        self._be(EngineStatus(state="ready", epoch=epoch, facts=FACTS, is_open=False))
+        self._be(EngineStatus(state="ready", epoch=epoch, facts=FACTS, access="suspects"))
 
     def begun(self, client: int, epoch: int) -> Begun:
         lives = [life for (other, _), life in self._begun.items() if other != client]
@@ -126,7 +126,7 @@ class Line:
                 asyncio.get_running_loop().call_soon(self.deliver, epoch, blob)
             return
         submit = msgspec.msgpack.decode(payload, type=messages.Submit)
-        assert now.is_open or not self._engine.outputs, "a suspect is tried alone"
+        assert now.access == "shared" or not self._engine.outputs, "a suspect is tried alone"
         resumed = submit.resume[0].output_ids if submit.resume else []
         self._engine.outputs[self._number, submit.key] = len(resumed)
         if submit.prompt == [DEADLY]:
@@ -134,22 +134,35 @@ class Line:
 
 
 class Member:
-    """An API worker without a process; one that hangs takes no order."""
-
-    is_alive = True
+    """An API worker without a process; while one hangs, orders wait."""
 
     def __init__(self, line: Line, client: Client) -> None:
         self.settled = {0: 0}
+        self.is_alive = True
         self.hangs = False
+        self._orders: list[Told] = []
         self._line = line
         self._client = client
         self._tasks: list[asyncio.Task[None]] = []
 
     def send(self, order: Told) -> None:
         if self.hangs:
-            return
+            self._orders.append(order)
+        else:
+            self._take(order)
+
+    def wake(self) -> None:
+        self.hangs = False
+        for order in self._orders:
+            self._take(order)
+
+    @property
+    def heard_at(self) -> float:
+        return 0.0 if self.hangs else time.monotonic()
+
+    def _take(self, order: Told) -> None:
         self._line.tell(order.status)
-        if order.status.state == "ready" and not order.status.is_open:
+        if order.status.access == "suspects":
             self._tasks.append(asyncio.create_task(self._settle(order.status.epoch)))
 
     async def _settle(self, epoch: int) -> None:
@@ -176,11 +189,11 @@ class Scene:
         for client in self.clients:
             await client.start()
         await self.turns.take(0)
-        assert self.engine.status().is_open
+        assert self.engine.status().access == "shared"
 
     def _changed(self) -> None:
         status = self.engine.status()
-        if status.state == "ready" and not status.is_open:
+        if status.access == "suspects":
             self.tasks.append(asyncio.create_task(self.turns.take(0)))
         else:
             for member in self.members:
@@ -267,12 +280,54 @@ def test_a_process_that_hangs_is_passed_over(
         scene = Scene(3, seed=0)
         await scene.begin()
         streams = [client.submit(request(f"r{n}", 1)) for n, client in enumerate(scene.clients)]
+        streams[1].deaths = MAX_DEATHS
         scene.members[0].hangs = True
         scene.engine.die()
         assert await scene.play([streams[0], streams[2]]) == [None, None]
-        scene.members[0].hangs = False
-        scene.members[0].send(Told(rank=0, status=scene.engine.status()))
-        assert await scene.play([streams[1]]) == [None]
+        deadly = scene.clients[0].submit(request("deadly", DEADLY))
+        scene.members[0].wake()  # its suspect is not alone
+        innocent, guilty = await scene.play([streams[1], deadly])
+        assert innocent is None
+        assert isinstance(guilty, DeadlyRequest)
 
     run(main())
     assert "has not answered" in caplog.text
+
+
+def test_a_long_trial_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "PATIENCE_S", 0.05)
+
+    async def main() -> None:
+        scene = Scene(2, seed=0)
+        await scene.begin()
+        ours, theirs = (
+            client.submit(request(f"r{n}", 1)) for n, client in enumerate(scene.clients)
+        )
+        theirs.deaths = MAX_DEATHS
+        scene.engine.die()
+        scene.engine.restart()
+        await asyncio.sleep(0.2)
+        assert scene.engine.status().access == "suspects"
+        assert await scene.play([ours, theirs]) == [None, None]
+
+    run(main())
+
+
+def test_nobody_is_tried_beside_the_suspect_of_a_process_that_died() -> None:
+    async def main() -> None:
+        scene = Scene(3, seed=0)
+        await scene.begin()
+        streams = [client.submit(request(f"r{n}", 1)) for n, client in enumerate(scene.clients)]
+        streams[1].deaths = streams[2].deaths = MAX_DEATHS
+        scene.engine.die()
+        scene.engine.restart()
+        while not scene.engine.outputs:
+            await asyncio.sleep(0)
+        assert list(scene.engine.outputs) == [(1, streams[1].key)]
+        scene.members[0].is_alive = False
+        while scene.engine.status().access == "suspects":
+            await asyncio.sleep(0)
+        assert not scene.clients[2].is_testing
+        assert await scene.play([streams[0], streams[2]]) == [None, None]
+
+    run(main())

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 MAX_FORKS: Final = 2  # so that a short job does not wait for a long one
 MEMORY_BYTES: Final = 2 << 30  # that a fork may take on top of what it has
-PATIENCE: Final = 10  # how many times its limit of CPU time a fork may be there
+CLOCK_PER_CPU_TIME: Final = 10  # how many times its limit of CPU time a fork may be there
 NICENESS: Final = 10
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -97,7 +97,7 @@ class _Fork:
 
     key: int
     pid: int
-    deadline: float  # when it gets no CPU time
+    deadline: float  # by the clock, should it get little CPU time
     output: bytearray = field(default_factory=bytearray)
 
 
@@ -143,7 +143,7 @@ class Child:
             os.close(read_end)
             _be_fork(self._backend, job, self._setup, write_end)
         os.close(write_end)
-        deadline = time.monotonic() + PATIENCE * self._setup.time_limit_s
+        deadline = time.monotonic() + CLOCK_PER_CPU_TIME * self._setup.time_limit_s
         self._forks[read_end] = _Fork(job.key, pid, deadline)
         self._selector.register(read_end, selectors.EVENT_READ)
 
@@ -241,6 +241,8 @@ def run_child(make_backend: Callable[[Vocabulary], Backend]) -> None:
     """Be the child: serve until standard input closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # which ends forks
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
     os.nice(NICENESS)
     reader = FrameReader()
     while (message := reader.take()) is None:

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +37,7 @@ from trunkline.server.api_workers.orders import (
     Serving,
     Settled,
     Told,
+    Trying,
     line,
 )
 from trunkline.server.api_workers.relay import Relay
@@ -54,6 +56,7 @@ from trunkline.server.tls import server_context
 
 _LINE_BYTES: Final = 1 << 24
 _COUNT_S: Final = 0.5  # how often it tells what it has counted
+_SIGN_OF_LIFE_S: Final = 1.0
 _POLL_S: Final = 0.01
 
 
@@ -131,7 +134,7 @@ class ApiWorker:
         match order:
             case Told(rank=rank, status=status):
                 self._channels[rank].tell(status)
-                if status.state == "ready" and not status.is_open:
+                if status.access == "suspects":
                     task = asyncio.create_task(self._settle(rank, status))
                     self._settling.add(task)
                     task.add_done_callback(self._settling.discard)
@@ -149,9 +152,14 @@ class ApiWorker:
     async def _settle(self, rank: int, status: EngineStatus) -> None:
         """Say when no request here is suspected of killing the engine any more."""
         channel, client = self._channels[rank], self._client.replicas[rank]
+        said_at = time.monotonic()
         while client.is_testing and channel.status().epoch == status.epoch:
             await asyncio.sleep(_POLL_S)
-        self._answer(Settled(rank=rank, epoch=status.epoch))
+            if time.monotonic() - said_at > _SIGN_OF_LIFE_S:
+                said_at = time.monotonic()
+                self._answer(Trying())
+        if channel.status().epoch == status.epoch:
+            self._answer(Settled(rank=rank, epoch=status.epoch))
 
     async def _count(self, server: Server) -> None:
         last = None

@@ -26,7 +26,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """An engine's status. A worker answers one that is ready and not open with `Settled`."""
+    """An engine's status. A worker answers one that is for suspects with `Settled`."""
 
     rank: int
     status: EngineStatus
@@ -70,13 +70,17 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     epoch: int
 
 
+class Trying(msgspec.Struct, frozen=True, tag=True):
+    """The worker will say `Settled`, but still tries suspects."""
+
+
 class Counted(msgspec.Struct, frozen=True, tag=True):
     """What the worker has counted since it was started."""
 
     snapshot: Snapshot
 
 
-Answer = Connected | Loaded | Failed | Settled | Counted
+Answer = Connected | Loaded | Failed | Settled | Trying | Counted
 
 
 def line(message: msgspec.Struct) -> bytes:

@@ -43,6 +43,7 @@ from trunkline.server.api_workers.orders import (
     Serving,
     Settled,
     Told,
+    Trying,
     line,
 )
 from trunkline.server.api_workers.turns import Turns
@@ -69,6 +70,7 @@ class _Child:
     connected: asyncio.Event = field(default_factory=asyncio.Event)
     loaded: asyncio.Event = field(default_factory=asyncio.Event)
     settled: dict[int, int] = field(default_factory=dict)  # rank -> epoch
+    heard_at: float = 0.0  # its last answer
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     error: str | None = None
     is_alive: bool = True
@@ -261,6 +263,7 @@ class ApiWorkers:
             child.changed.set()
 
     def _take(self, child: _Child, answer: Answer) -> None:
+        child.heard_at = time.monotonic()
         match answer:
             case Connected():
                 child.connected.set()
@@ -270,6 +273,8 @@ class ApiWorkers:
                 child.error = error
             case Settled(rank=rank, epoch=epoch):
                 child.settled[rank] = epoch
+            case Trying():
+                pass  # it says that it lives
             case Counted(snapshot):
                 if self.metrics is not None:
                     self.metrics.include(child.number, snapshot)
@@ -277,7 +282,7 @@ class ApiWorkers:
 
     def _engine_changed(self, rank: int) -> None:
         status = self._engines[rank].status()
-        if status.state == "ready" and not status.is_open:
+        if status.access == "suspects":
             self._spawn_task(self._turns.take(rank))
         else:
             self._tell_all(Told(rank=rank, status=status))

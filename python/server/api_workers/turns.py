@@ -17,7 +17,7 @@ from trunkline.engine.messages import EngineStatus
 from trunkline.server import logs
 from trunkline.server.api_workers.orders import Told
 
-PATIENCE_S: Final = 120.0  # far more than it takes to try a suspect
+PATIENCE_S: Final = 60.0  # of silence; who tries suspects gives a sign of life each second
 _POLL_S: Final = 0.01
 
 
@@ -27,12 +27,17 @@ class Engine(Protocol):
     def status(self) -> EngineStatus:
         """Where the engine stands now."""
 
-    def admit(self, epoch: int) -> None:
-        """Open the engine, if it is ready and this is still its life."""
+    def open_to_all(self, epoch: int) -> None:
+        """Let in more than suspects, if this is still the engine's life."""
 
 
 class Member(Protocol):
-    """An API worker. `settled` has the epoch of each rank for which it has said so."""
+    """An API worker. `settled` has the epoch of each rank for which it has said so.
+
+    `heard_at` is when it last said anything, in monotonic seconds.
+    """
+
+    heard_at: float
 
     @property
     def is_alive(self) -> bool:
@@ -62,9 +67,10 @@ class Turns:
         self._locks = [asyncio.Lock() for _ in engines]
 
     async def take(self, rank: int) -> None:
-        """Have all processes try their suspects at an engine that is not open, and open it.
+        """Have all processes try their suspects at an engine that is for these, and open it to all.
 
-        A member that does not answer for `PATIENCE_S` is passed over: it may hang.
+        A member that says nothing for `PATIENCE_S` is passed over: it hangs. Where one dies in its
+        turn, nobody tries suspects any more, because its own may still be in the engine.
         """
         engine = self._engines[rank]
         epoch = engine.status().epoch
@@ -72,12 +78,12 @@ class Turns:
             async with self._locks[rank]:
                 await self._try_suspects(rank, epoch)
         finally:  # whatever has gone wrong, requests must not wait for ever
-            engine.admit(epoch)
+            engine.open_to_all(epoch)
 
     async def _try_suspects(self, rank: int, epoch: int) -> None:
         def is_over() -> bool:
             status = self._engines[rank].status()
-            return status.epoch != epoch or status.state != "ready" or status.is_open
+            return status.epoch != epoch or status.access != "suspects"
 
         while self._client.replicas[rank].is_testing and not is_over():
             await asyncio.sleep(_POLL_S)
@@ -87,15 +93,17 @@ class Turns:
             if not _is_due(member, rank, epoch):
                 continue
             member.send(Told(rank=rank, status=self._engines[rank].status()))
-            deadline = time.monotonic() + PATIENCE_S
+            told_at = time.monotonic()
             while _is_due(member, rank, epoch) and not is_over():
-                if time.monotonic() > deadline:
+                if time.monotonic() - max(told_at, member.heard_at) > PATIENCE_S:
                     logs.SERVER.warning(
                         "An API worker has not answered for %.0f s: going on without it",
                         PATIENCE_S,
                     )
                     break
                 await asyncio.sleep(_POLL_S)
+            if not member.is_alive:
+                return
 
 
 def _is_due(member: Member, rank: int, epoch: int) -> bool:

@@ -25,6 +25,15 @@ const STRETCH_S: f64 = 4.0;
 /// Between commits that are further apart than this nothing was computed for a while.
 const IDLE_S: f64 = 1.0;
 
+/// Interactive sequences by what they wait for: a batch's are in no hurry.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Crowd {
+    /// For a first token.
+    pub(crate) waiting: u32,
+    /// For another one.
+    pub(crate) decoding: u32,
+}
+
 /// What a planned step says of the next ones' size, once it is known how long it took.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Paced {
@@ -75,15 +84,15 @@ impl Pace {
     ///
     /// * `decoding` - its tokens of rows that decode.
     /// * `tokens` - all its tokens.
-    /// * `waiting` - requests that had no token when it was planned.
-    pub(crate) fn paced(&self, decoding: u32, tokens: u32, waiting: u32) -> Paced {
+    /// * `crowd` - who was there when it was planned.
+    pub(crate) fn paced(&self, decoding: u32, tokens: u32, crowd: Crowd) -> Paced {
         let Some(steps) = &self.steps else { return Paced::default() };
         let is_telling =
             decoding > 0 && tokens > decoding && tokens >= self.target_tokens(steps) / 2;
         let stretching = match decoding {
             0 => Stretching::Stay, // nobody is held up
-            _ if waiting > decoding / 3 => Stretching::More,
-            _ if waiting <= decoding / 7 => Stretching::Less,
+            _ if crowd.waiting > crowd.decoding / 3 => Stretching::More,
+            _ if crowd.waiting <= crowd.decoding / 7 => Stretching::Less,
             _ => Stretching::Stay,
         };
         Paced { telling_tokens: is_telling.then_some(tokens), stretching }
@@ -94,7 +103,7 @@ impl Pace {
         let since = self.last_commit.replace(now);
         let (Some(steps), Some(since)) = (&self.steps, since) else { return };
         let elapsed = now - since;
-        if elapsed <= 0.0 {
+        if elapsed.is_nan() || elapsed <= 0.0 {
             return;
         }
         if let Some(tokens) = paced.telling_tokens {
@@ -175,6 +184,8 @@ mod tests {
     fn clocks_that_stand_still_or_go_back_tell_nothing() {
         let mut pace = pace();
         pace.committed(100.0, telling(120));
+        pace.committed(f64::NAN, telling(120));
+        pace.committed(100.0, telling(120));
         pace.committed(50.0, telling(120));
         pace.committed(50.0 + STEPS.fixed_s + 120.0 * STEPS.token_s, telling(120));
         assert!((pace.factor - 1.0).abs() < 1e-9);
@@ -194,7 +205,7 @@ mod tests {
     fn crowded(pace: &mut Pace, seconds: f64, decoding: u32, waiting: u32) -> f64 {
         let until = pace.last_commit.expect("set") + seconds;
         while pace.last_commit.expect("set") < until {
-            let paced = pace.paced(decoding, decoding + 40, waiting);
+            let paced = pace.paced(decoding, decoding + 40, Crowd { waiting, decoding });
             pace.committed(pace.last_commit.expect("set") + 0.04, paced);
         }
         pace.stretch
@@ -223,7 +234,7 @@ mod tests {
     fn the_stretch_is_forgotten_while_nothing_runs() {
         let mut pace = pace();
         crowded(&mut pace, 6.0, 4, 4);
-        let paced = pace.paced(0, 40, 4);
+        let paced = pace.paced(0, 40, Crowd { waiting: 4, decoding: 0 });
         pace.committed(pace.last_commit.expect("set") + 60.0, paced);
         assert!((pace.stretch - 1.0).abs() < 1e-9);
     }

@@ -12,11 +12,12 @@
 
 use crate::admission::{self, Admission, PageCopy};
 use crate::estimate::Load;
+use crate::pace::Crowd;
 use crate::plan::{
     LOGIT_BYTES, OPENED_BYTES, Opened, PAGE_MOVE_BYTES, PAGE_WRITE_BYTES, PlanWriter, ROW_BYTES,
     Row, SAMPLE_BYTES, Sample, TOKEN_BYTES,
 };
-use crate::request::{Params, Rank};
+use crate::request::{INTERACTIVE, Params, Rank};
 use crate::retraction::{Relief, Shortage};
 use crate::sequence::{Sequence, SequenceId};
 use crate::state::State;
@@ -53,7 +54,7 @@ impl Planner {
         self.writer.clear();
         self.num_prompt_scores = 0;
         let load = self.sort_running(state);
-        let waiting = state.num_impatient() + self.partial.len() as u32;
+        let crowd = self.crowd(state);
         let shortage = self.give_pages(state, now);
         for index in 0..self.ready.len() {
             let sequence = self.ready[index];
@@ -64,7 +65,7 @@ impl Planner {
         let decoding = self.writer.num_tokens() as u32;
         self.plan_prompts(state, &mut step, load, shortage.is_none(), now);
         let tokens = self.writer.num_tokens() as u32;
-        step.paced = state.pace.paced(decoding, tokens, waiting);
+        step.paced = state.pace.paced(decoding, tokens, crowd);
         if self.writer.num_rows() == 0 {
             self.spare_steps.push(step);
             if state.running.is_empty() {
@@ -115,6 +116,19 @@ impl Planner {
             (!is_overdue(state, sequence), sequence.params.rank)
         });
         load
+    }
+
+    /// Who waits, of those that run and those that do not yet.
+    fn crowd(&self, state: &State) -> Crowd {
+        let interactive = |ids: &[SequenceId], has_tokens: bool| {
+            ids.iter()
+                .map(|&id| &state.sequences[id])
+                .filter(|one| one.params.rank.class == INTERACTIVE)
+                .filter(|one| (one.num_outputs() > 0) == has_tokens)
+                .count() as u32
+        };
+        let waiting = state.num_impatient() + interactive(&self.partial, false);
+        Crowd { waiting, decoding: interactive(&self.ready, true) }
     }
 
     /// Gives every sequence the page that its next token needs, and takes those that cannot have one

@@ -26,10 +26,13 @@ impl SlabId for RequestIndex {
     }
 }
 
+/// The class of requests that somebody waits for.
+pub(crate) const INTERACTIVE: u8 = 0;
+
 /// Order between requests: smaller goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank {
-    /// 0 interactive, 1 batch.
+    /// `INTERACTIVE`, or 1: a batch's.
     pub(crate) class: u8,
     /// The request's priority, turned so that smaller goes first.
     pub(crate) priority: i64,

@@ -11,7 +11,7 @@ use crate::memory::{Kv, Memory};
 use crate::output::Output;
 use crate::pace::Pace;
 use crate::queue::Queue;
-use crate::request::{Request, RequestIndex, Requests, SampleState};
+use crate::request::{INTERACTIVE, Request, RequestIndex, Requests, SampleState};
 use crate::sequence::{Phase, Sequence, SequenceId, Timing};
 use crate::sharing::Sharing;
 use crate::slab::Slab;
@@ -19,9 +19,6 @@ use crate::slots::Slots;
 use crate::stats::Counters;
 use crate::step::Step;
 use crate::wire::{Address, Events, Finish, Reason, Totals};
-
-/// The class of requests that somebody waits for.
-const INTERACTIVE: u8 = 0;
 
 #[derive(Debug)]
 pub(crate) struct State {
@@ -76,7 +73,7 @@ impl State {
         }
     }
 
-    /// Interactive requests that could run, and of which nothing has.
+    /// Interactive requests of which nothing has run, as far as as many sequences could.
     pub(crate) fn num_impatient(&self) -> u32 {
         let ready = self.queue.len() + self.sharing.num_followers();
         self.requests.num_unstarted(INTERACTIVE).min(ready as u32)

@@ -2,7 +2,7 @@
 
 mod support;
 
-use scheduler::{Config, Policy};
+use scheduler::{Config, MixedSteps, Policy};
 use support::blocks::{Plan, section as s};
 use support::engine::Engine;
 use support::messages::{Submit, submit};
@@ -154,6 +154,33 @@ fn long_prompts_never_starve_decoding_nor_the_other_way_round() {
             engine.commit();
             decoding = sampled.into_iter().collect();
         }
+        engine.abort(scheduler::Target::All);
+        engine.drain();
+    }
+}
+
+#[test]
+fn steps_in_which_sequences_decode_grow_while_somebody_waits_for_seconds() {
+    for (class, least, most) in [(0, 49, 50), (1, 20, 20)] {
+        let steps =
+            MixedSteps { target_s: 0.04, fixed_s: 0.0, token_s: 0.002, ..mixed_steps(1, 2) };
+        let load = Config { max_batch_tokens: 64, mixed_steps: Some(steps), ..roomy(8) };
+        let mut engine = Engine::new(load);
+        for decoding in 1001..1004 {
+            engine.submit(&submit(decoding, &prompt(decoding as u32, 1), 199));
+        }
+        let (mut key, mut width) = (0, 0);
+        for _ in 0..190 {
+            while engine.stat("num_waiting") < 3 {
+                key += 1;
+                let waiting = submit(key, &prompt(key as u32, 150), 1);
+                engine.submit(&Submit { request_class: class, ..waiting });
+            }
+            width = engine.plan().expect("there is work").num_tokens();
+            engine.now += width as f64 * steps.token_s;
+            engine.commit();
+        }
+        assert!((least..=most).contains(&width), "requests of class {class}: {width}");
         engine.abort(scheduler::Target::All);
         engine.drain();
     }

@@ -74,4 +74,4 @@ def test_wrappers_take_our_calls(
     assert calls["run"] > calls["plan"]
     planned = runner.backend.attention._captured.values()  # type: ignore[union-attr]
     kept = {one.wrapper._int_workspace_buffer.nbytes for one in planned}
-    assert kept <= {ours.PLAN_BYTES}
+    assert all(2 * one <= 2 * ours.PLAN_BYTES <= 20 << 20 for one in kept)
