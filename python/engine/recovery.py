@@ -104,11 +104,11 @@ class Recovery:
         """
         if self._alone is not None:
             return []
-        suspects = [] if access == "shared" else [one for one in self._held if is_suspect(one)]
-        if suspects:
-            self._alone = suspects[0]
-            self._held.remove(suspects[0])
-            return [suspects[0]]
+        suspect = next(filter(is_suspect, self._held), None)
+        if suspect is not None and access != "shared":
+            self._alone = suspect
+            self._held.remove(suspect)
+            return [suspect]
         if access == "suspects":
             return []
         due, self._held = self._held, []

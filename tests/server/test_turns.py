@@ -216,6 +216,20 @@ def request(rid: str, prompt: int) -> Request:
     return Request(rid=rid, prompt_ids=[prompt], sampling=sampling, received_ts=time.time())
 
 
+async def restarted(suspects: list[bool], hanging: int | None = None) -> tuple[Scene, list[Stream]]:
+    """An engine that is there again; each client had a request, of which some are suspects."""
+    scene = Scene(len(suspects), seed=0)
+    await scene.begin()
+    streams = [client.submit(request(f"r{n}", 1)) for n, client in enumerate(scene.clients)]
+    for stream, is_suspect in zip(streams, suspects, strict=True):
+        stream.deaths = MAX_DEATHS if is_suspect else 0
+    if hanging is not None:
+        scene.members[hanging].hangs = True
+    scene.engine.die()
+    scene.engine.restart()
+    return scene, streams
+
+
 def run(scene: Coroutine[None, None, None]) -> None:
     asyncio.run(asyncio.wait_for(scene, 30))
 
@@ -253,14 +267,7 @@ def test_only_what_kills_the_engine_is_given_up(brought: list[list[bool]], seed:
 
 def test_a_process_without_suspects_waits_for_those_of_others() -> None:
     async def main() -> None:
-        scene = Scene(2, seed=0)
-        await scene.begin()
-        ours, theirs = (
-            client.submit(request(f"r{n}", 1)) for n, client in enumerate(scene.clients)
-        )
-        theirs.deaths = MAX_DEATHS
-        scene.engine.die()
-        scene.engine.restart()
+        scene, (ours, theirs) = await restarted(suspects=[False, True])
         new = scene.clients[0].submit(request("new", 1))
         while not scene.engine.outputs:
             await asyncio.sleep(0)
@@ -277,12 +284,7 @@ def test_a_process_that_hangs_is_passed_over(
     monkeypatch.setattr(turns, "PATIENCE_S", 0.05)
 
     async def main() -> None:
-        scene = Scene(3, seed=0)
-        await scene.begin()
-        streams = [client.submit(request(f"r{n}", 1)) for n, client in enumerate(scene.clients)]
-        streams[1].deaths = MAX_DEATHS
-        scene.members[0].hangs = True
-        scene.engine.die()
+        scene, streams = await restarted(suspects=[False, True, False], hanging=0)
         assert await scene.play([streams[0], streams[2]]) == [None, None]
         deadly = scene.clients[0].submit(request("deadly", DEADLY))
         scene.members[0].wake()  # its suspect is not alone
@@ -298,14 +300,7 @@ def test_a_long_trial_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "PATIENCE_S", 0.05)
 
     async def main() -> None:
-        scene = Scene(2, seed=0)
-        await scene.begin()
-        ours, theirs = (
-            client.submit(request(f"r{n}", 1)) for n, client in enumerate(scene.clients)
-        )
-        theirs.deaths = MAX_DEATHS
-        scene.engine.die()
-        scene.engine.restart()
+        scene, (ours, theirs) = await restarted(suspects=[False, True])
         await asyncio.sleep(0.2)
         assert scene.engine.status().access == "suspects"
         assert await scene.play([ours, theirs]) == [None, None]
@@ -315,12 +310,7 @@ def test_a_long_trial_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nobody_is_tried_beside_the_suspect_of_a_process_that_died() -> None:
     async def main() -> None:
-        scene = Scene(3, seed=0)
-        await scene.begin()
-        streams = [client.submit(request(f"r{n}", 1)) for n, client in enumerate(scene.clients)]
-        streams[1].deaths = streams[2].deaths = MAX_DEATHS
-        scene.engine.die()
-        scene.engine.restart()
+        scene, streams = await restarted(suspects=[False, True, True])
         while not scene.engine.outputs:
             await asyncio.sleep(0)
         assert list(scene.engine.outputs) == [(1, streams[1].key)]

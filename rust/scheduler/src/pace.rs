@@ -30,7 +30,7 @@ const IDLE_S: f64 = 1.0;
 pub(crate) struct Crowd {
     /// For a first token.
     pub(crate) waiting: u32,
-    /// For another one.
+    /// For their next one.
     pub(crate) decoding: u32,
 }
 

@@ -53,8 +53,7 @@ impl Planner {
         step.reset(id, state.config.vocab_size);
         self.writer.clear();
         self.num_prompt_scores = 0;
-        let load = self.sort_running(state);
-        let crowd = self.crowd(state);
+        let (load, crowd) = self.sort_running(state);
         let shortage = self.give_pages(state, now);
         for index in 0..self.ready.len() {
             let sequence = self.ready[index];
@@ -94,19 +93,28 @@ impl Planner {
         self.spare_steps.push(step);
     }
 
-    /// Sorts the running sequences into `ready` and `partial`.
-    fn sort_running(&mut self, state: &State) -> Load {
+    /// Sorts the running sequences into `ready` and `partial`. Also returns what they take, and who
+    /// waits, of those that run and those that do not yet.
+    fn sort_running(&mut self, state: &State) -> (Load, Crowd) {
         self.ready.clear();
         self.partial.clear();
         let mut load = Load::default();
+        let mut crowd = Crowd { waiting: state.num_impatient(), decoding: 0 };
         for &id in &state.running {
             let sequence = &state.sequences[id];
             load.add(sequence);
             if sequence.is_schedulable() {
+                let hurries = u32::from(sequence.params.rank.class == INTERACTIVE);
                 match sequence.uncomputed() {
                     0 => {}
-                    1 => self.ready.push(id),
-                    _ => self.partial.push(id),
+                    1 => {
+                        crowd.decoding += hurries;
+                        self.ready.push(id);
+                    }
+                    _ => {
+                        crowd.waiting += hurries * u32::from(sequence.num_outputs() == 0);
+                        self.partial.push(id);
+                    }
                 }
             }
         }
@@ -115,20 +123,7 @@ impl Planner {
             let sequence = &state.sequences[id];
             (!is_overdue(state, sequence), sequence.params.rank)
         });
-        load
-    }
-
-    /// Who waits, of those that run and those that do not yet.
-    fn crowd(&self, state: &State) -> Crowd {
-        let interactive = |ids: &[SequenceId], has_tokens: bool| {
-            ids.iter()
-                .map(|&id| &state.sequences[id])
-                .filter(|one| one.params.rank.class == INTERACTIVE)
-                .filter(|one| (one.num_outputs() > 0) == has_tokens)
-                .count() as u32
-        };
-        let waiting = state.num_impatient() + interactive(&self.partial, false);
-        Crowd { waiting, decoding: interactive(&self.ready, true) }
+        (load, crowd)
     }
 
     /// Gives every sequence the page that its next token needs, and takes those that cannot have one
